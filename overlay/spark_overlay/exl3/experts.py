@@ -1,0 +1,125 @@
+"""EXL3 routed experts in vLLM: one slab per projection and rate, computed expert by expert."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from vllm.model_executor.layers.fused_moe.fused_moe_method_base import FusedMoEMethodBase
+
+from spark_overlay.exl3.format import Exl3FormatError, Exl3Slice
+from spark_overlay.exl3.linear import matmul
+from spark_overlay.exl3.modules import Exl3Facts
+from spark_overlay.exl3.packed import PackedStack, dense_dtype
+
+GATE, DOWN, UP = "w1", "w2", "w3"
+
+
+class Projection(nn.Module):
+    """One projection of all experts; experts of different rates lie in different slabs."""
+
+    def __init__(self, experts: list[Exl3Facts], cut: Exl3Slice) -> None:
+        super().__init__()
+        slabs: dict[tuple[int, str], list[int]] = {}
+        for index, facts in enumerate(experts):
+            slabs.setdefault((facts.k2, facts.codebook), []).append(index)
+        self.stacks = nn.ModuleList(
+            PackedStack([experts[i] for i in members], cut) for members in slabs.values()
+        )
+        self.place = {
+            expert: (slab, row)
+            for slab, members in enumerate(slabs.values())
+            for row, expert in enumerate(members)
+        }
+
+    def weight(self, expert: int) -> Tensor:
+        """Decoded ``[in, out]`` of one expert."""
+        slab, row = self.place[expert]
+        return self.stacks[slab].dense[row]
+
+
+class Exl3MoEMethod(FusedMoEMethodBase):
+    """``sum_e w_e * down_e(silu(min(gate_e, L)) * clamp(up_e, -L, L))`` over each token's experts.
+
+    Under tensor parallelism each rank holds a range of the intermediate channels of every expert and
+    returns its partial sum; vLLM's runner adds the ranks and the shared expert.
+    """
+
+    def __init__(self, moe: Any, experts: Mapping[str, list[Exl3Facts]]) -> None:
+        super().__init__(moe)
+        self.experts = experts
+
+    def maybe_roundup_sizes(
+        self,
+        hidden_size: int,
+        intermediate_size_per_partition: int,
+        act_dtype: torch.dtype,
+        moe_parallel_config: Any,
+    ) -> tuple[int, int]:
+        return hidden_size, intermediate_size_per_partition
+
+    def create_weights(
+        self,
+        layer: Any,
+        num_experts: int,
+        hidden_size: int,
+        intermediate_size_per_partition: int,
+        params_dtype: torch.dtype,
+        **extra_weight_attrs: Any,
+    ) -> None:
+        parallel = self.moe.moe_parallel_config
+        first = self.experts[GATE][0]
+        if parallel.use_ep or num_experts != len(self.experts[GATE]):
+            raise Exl3FormatError(
+                f"{first.key}: EXL3 experts run under tensor parallelism; found expert parallelism or "
+                f"{num_experts} of {len(self.experts[GATE])} experts on this rank: drop "
+                "--enable-expert-parallel"
+            )
+        if first.out_features != intermediate_size_per_partition * parallel.tp_size:
+            raise Exl3FormatError(
+                f"{first.key}: stored with {first.out_features} outputs, the model's config makes it "
+                f"{intermediate_size_per_partition * parallel.tp_size}"
+            )
+        low, high = first.column_ranges(parallel.tp_size)[parallel.tp_rank]
+        for name in (GATE, UP):
+            setattr(layer, name, Projection(self.experts[name], first.column_slice(low, high)))
+        down = self.experts[DOWN]
+        setattr(layer, DOWN, Projection(down, down[0].row_slice(low, high)))
+
+    def get_fused_moe_quant_config(self, layer: Any) -> None:
+        return None
+
+    @property
+    def is_monolithic(self) -> bool:
+        return False
+
+    def process_weights_after_loading(self, layer: Any) -> None:
+        for name in (GATE, UP, DOWN):
+            for stack in getattr(layer, name).stacks:
+                stack.prepare(dense_dtype(stack.suh.device, torch.bfloat16))
+
+    def apply(
+        self,
+        layer: Any,
+        x: Tensor,
+        topk_weights: Tensor,
+        topk_ids: Tensor,
+        shared_experts: Any,
+        shared_experts_input: Tensor | None,
+    ) -> Tensor:
+        """``x [T, H]``, ``topk_weights [T, k]`` float32, ``topk_ids [T, k]`` -> ``[T, H]``."""
+        limit = layer.swiglu_limit
+        out = torch.zeros(x.shape, dtype=torch.float32, device=x.device)
+        for expert in topk_ids.unique().tolist():
+            token, choice = (topk_ids == expert).nonzero(as_tuple=True)
+            rows = x[token]
+            gate = matmul(rows, layer.w1.weight(expert)).float()
+            up = matmul(rows, layer.w3.weight(expert)).float()
+            if limit is not None:
+                gate, up = gate.clamp_max(limit), up.clamp(-limit, limit)
+            down = matmul(F.silu(gate) * up, layer.w2.weight(expert)).float()
+            out.index_add_(0, token, down * topk_weights[token, choice, None].float())
+        return out.to(x.dtype)

@@ -1,0 +1,96 @@
+"""Packed matrices as a rank holds them: allocated from the headers' shapes, filled slice by slice."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+
+from spark_overlay.exl3.format import Exl3FormatError, Exl3Slice, check_marker, signs_from_bits
+from spark_overlay.exl3.modules import Exl3Facts
+from spark_overlay.exl3.reference import dequantize_torch
+
+SIGN_BITS = {"su": "suh", "sv": "svh"}
+MARKERS = ("mul1", "mcg")
+
+
+def whole(facts: Exl3Facts) -> Exl3Slice:
+    """The slice that keeps everything."""
+    return facts.column_slice(0, facts.out_features)
+
+
+class PackedStack(nn.Module):
+    """``n`` matrices of one rate, codebook and shape, each cut alike, in one slab.
+
+    Parameters: ``trellis`` int16 ``[n, in/16, out/16, T]``, ``suh`` fp16 ``[n, in]``, ``svh`` fp16
+    ``[n, out]`` (this rank's channels). ``dense`` float ``[n, in, out]`` exists after ``prepare``.
+    """
+
+    def __init__(self, members: Sequence[Exl3Facts], cut: Exl3Slice) -> None:
+        super().__init__()
+        first = members[0]
+        self.keys = [facts.key for facts in members]
+        self.codebook = first.codebook
+        self.k2 = first.k2
+        self.cut = cut
+        rows, columns, words = first.trellis_shape
+        rows, columns = _length(cut.trellis[0], rows), _length(cut.trellis[1], columns)
+        count = len(members)
+        self.trellis = _parameter((count, rows, columns, words), torch.int16)
+        self.suh = _parameter((count, 16 * rows), torch.float16)
+        self.svh = _parameter((count, 16 * columns), torch.float16)
+        self.dense: Tensor | None = None
+        self._sides = {f.key: {"trellis", "suh", "svh"} for f in members}
+
+    @property
+    def in_features(self) -> int:
+        return self.suh.shape[1]
+
+    @property
+    def out_features(self) -> int:
+        return self.svh.shape[1]
+
+    def load(self, key: str, leaf: str, tensor: Tensor) -> None:
+        """Copy this rank's part of one checkpoint tensor of matrix ``key``."""
+        if leaf in MARKERS:
+            check_marker(leaf, int(tensor.item()), f"{key}.{leaf}")  # type: ignore[arg-type]
+            return
+        if leaf in SIGN_BITS:
+            leaf, tensor = SIGN_BITS[leaf], torch.from_numpy(signs_from_bits(tensor.cpu().numpy()))
+        index = self.keys.index(key) if len(self.keys) > 1 else 0
+        part = tensor[getattr(self.cut, leaf)]
+        target: Tensor = getattr(self, leaf).data[index]
+        if part.shape != target.shape or part.dtype != target.dtype:
+            raise Exl3FormatError(
+                f"{key}.{leaf}: found {part.dtype} {list(part.shape)}, the headers announced "
+                f"{target.dtype} {list(target.shape)} for this rank; the file changed while loading"
+            )
+        target.copy_(part)
+        self._sides[key].discard(leaf)
+
+    def missing(self) -> list[str]:
+        """Tensors that were announced and never came."""
+        return [f"{key}.{leaf}" for key, sides in self._sides.items() for leaf in sorted(sides)]
+
+    def prepare(self, dtype: torch.dtype) -> None:
+        """Decode every matrix once (the torch path; kernels read the packed form)."""
+        self.dense = torch.stack(
+            [
+                dequantize_torch(trellis, suh, svh, self.codebook, dtype)
+                for trellis, suh, svh in zip(self.trellis, self.suh, self.svh, strict=True)
+            ]
+        )
+
+
+def dense_dtype(device: torch.device, activation: torch.dtype) -> torch.dtype:
+    """Decoded weights stay float32 on a CPU (exact, and as fast there); tensor cores want bf16."""
+    return torch.float32 if device.type == "cpu" else activation
+
+
+def _length(part: slice, size: int) -> int:
+    return len(range(*part.indices(size)))
+
+
+def _parameter(shape: tuple[int, ...], dtype: torch.dtype) -> nn.Parameter:
+    return nn.Parameter(torch.empty(shape, dtype=dtype), requires_grad=False)

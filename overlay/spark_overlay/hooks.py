@@ -1,0 +1,216 @@
+"""Every place where the overlay reaches into vLLM, in one list.
+
+A hook names what it replaces, the parameters it expects there, what takes its place, why, and on
+which device. ``install`` checks each before it touches any; a name that is gone or a signature that
+moved is an error with vLLM's version, never a silent fallback. Registries that vLLM offers for this
+(quantization, models, platform) are used in plugin.py and need no hook.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import cache
+from importlib import import_module
+from typing import Any, Literal
+
+from spark_overlay.versions import installed
+
+
+class HookError(RuntimeError):
+    """vLLM is not what a hook expects."""
+
+
+@dataclass(frozen=True)
+class Hook:
+    """``target`` is ``module:name`` or ``module:Class.name``. ``parameters`` are the leading ones the
+    replacement relies on (None: not callable by us, only its existence counts). ``replacement`` is
+    ``module:name`` inside the overlay."""
+
+    target: str
+    parameters: tuple[str, ...] | None
+    replacement: str
+    reason: str
+    device: Literal["any", "cpu"] = "any"
+
+    def locate(self) -> tuple[Any, str]:
+        """Owner object and attribute name; raises HookError if absent."""
+        module, _, path = self.target.partition(":")
+        try:
+            owner: Any = import_module(module)
+            *parents, name = path.split(".")
+            for parent in parents:
+                owner = getattr(owner, parent)
+            getattr(owner, name)
+        except (ImportError, AttributeError) as error:
+            raise HookError(
+                f"vLLM {installed()} has no {self.target} ({error}); the overlay replaces it because: "
+                f"{self.reason}. Use a vLLM the overlay supports, or a newer overlay"
+            ) from error
+        return owner, name
+
+    def check(self) -> None:
+        """Raise HookError unless the target takes the expected leading parameters."""
+        owner, name = self.locate()
+        if self.parameters is None:
+            return
+        current = inspect.getattr_static(owner, name)
+        current = getattr(current, "__func__", current)
+        found = tuple(inspect.signature(current).parameters)
+        if found[: len(self.parameters)] != self.parameters:
+            raise HookError(
+                f"vLLM {installed()}: {self.target} takes ({', '.join(found)}), the overlay expects it "
+                f"to begin with ({', '.join(self.parameters)}). Use a vLLM the overlay supports, or a "
+                "newer overlay"
+            )
+
+    def apply(self) -> None:
+        owner, name = self.locate()
+        module, _, attribute = self.replacement.partition(":")
+        setattr(owner, name, getattr(import_module(module), attribute))
+
+
+_V41 = "vllm.models.deepseek_v41"
+_MODEL, _DRAFT = f"{_V41}.nvidia.model", f"{_V41}.nvidia.dspark"
+_ATTENTION, _COMPRESSOR = f"{_V41}.attention", f"{_V41}.compressor"
+_MHC_OPS = f"{_V41}.nvidia.ops.mhc"
+
+_PRE = (
+    "residual fn hc_scale hc_base rms_eps hc_pre_eps hc_sinkhorn_eps hc_post_mult_value "
+    "sinkhorn_repeat pre_mix x norm_weight norm_eps"
+)
+_FUSED = (
+    "x residual post_layer_mix comb_res_mix fn hc_scale hc_base rms_eps hc_pre_eps hc_sinkhorn_eps "
+    "hc_post_mult_value sinkhorn_repeat pre_mix norm_weight norm_eps capture_aux"
+)
+_TILELANG = "vLLM's mHC kernels are TileLang, which compiles for GPUs only"
+
+
+def _mhc(module: str, name: str, parameters: str, replacement: str) -> Hook:
+    return Hook(
+        f"{module}:{name}",
+        tuple(parameters.split()),
+        f"spark_overlay.mhc.glue:{replacement}",
+        _TILELANG,
+        "cpu",
+    )
+
+
+def _slow(target: str, parameters: str, replacement: str) -> Hook:
+    return Hook(
+        target,
+        tuple(parameters.split()),
+        replacement,
+        "Triton's interpreter takes seconds for this kernel; the torch reference is exact",
+        "cpu",
+    )
+
+
+HOOKS: tuple[Hook, ...] = (
+    Hook(
+        f"{_MODEL}:_select_dsv4_attn_cls",
+        ("vllm_config",),
+        "spark_overlay.attention.glue:attention_class",
+        "vLLM's attention classes need FlashMLA or FlashInfer kernels (SM90, SM100, SM120 with "
+        "128-token pages); ours runs on every device",
+    ),
+    Hook(
+        f"{_MODEL}:Engram",
+        None,
+        "spark_overlay.engram.glue:SparkEngram",
+        "vLLM pins both Engram tables (189 GiB) in host memory; rows are read from files instead",
+    ),
+    Hook(
+        f"{_MODEL}:ParallelLMHead",
+        None,
+        "spark_overlay.exl3.linear:SparkLMHead",
+        "vLLM builds V4.1's lm_head without a quantization config; EXL3 packs it",
+    ),
+    Hook(
+        f"{_DRAFT}:ParallelLMHead",
+        None,
+        "spark_overlay.exl3.linear:SparkLMHead",
+        "the draft's head is the target's and must not be allocated unpacked",
+    ),
+    Hook(
+        f"{_ATTENTION}:DeepseekV41IndexerBackend",
+        None,
+        "spark_overlay.indexer.glue:SparkIndexerBackend",
+        "vLLM offers the index cache 128-token pages only; the GB10's pages have 64",
+    ),
+    _mhc(_MODEL, "mhc_pre_delayed_tilelang", _PRE, "pre_delayed"),
+    _mhc(_MODEL, "mhc_post_tilelang", "x residual post_layer_mix comb_res_mix", "post"),
+    _mhc(_MODEL, "hc_collapse_triton", "x pre_mix", "collapse_streams"),
+    _mhc(_DRAFT, "mhc_post_tilelang", "x residual post_layer_mix comb_res_mix", "post"),
+    _mhc(_DRAFT, "hc_collapse_triton", "x pre_mix", "collapse_streams"),
+    _mhc(_MHC_OPS, "mhc_post_tilelang", "x residual post_layer_mix comb_res_mix", "post"),
+    _mhc(_MHC_OPS, "mhc_fused_post_pre_delayed_tilelang", _FUSED, "fused_post_pre_delayed"),
+    Hook(
+        "vllm.model_executor.layers.fused_moe.router.cpu_router:biased_topk_cpu",
+        tuple(
+            "hidden_states gating_output correction_bias topk renormalize scoring_func "
+            "num_fused_shared_experts routed_scaling_factor apply_routed_scaling_factor_on_output".split()
+        ),
+        "spark_overlay.router.glue:biased_top_k",
+        "vLLM's C++ router is compiled for a few expert counts only, not for the draft's top-3",
+        "cpu",
+    ),
+    Hook(
+        "torch.cuda:is_current_stream_capturing",
+        (),
+        "spark_overlay.cpu.glue:not_capturing",
+        "the question raises on a torch built without CUDA; nothing captures on a CPU",
+        "cpu",
+    ),
+    _slow(
+        f"{_ATTENTION}:fused_q_kv_rmsnorm",
+        "qr kv q_weight kv_weight eps",
+        "spark_overlay.cpu.glue:fused_q_kv_rmsnorm",
+    ),
+    _slow(
+        f"{_ATTENTION}:indexer_k_norm_rope_store",
+        "k_pre positions cos_sin_cache rms_norm_weight rms_norm_eps k_cache kv_slot_mapping "
+        "compress_ratio use_fp4_cache",
+        "spark_overlay.cpu.glue:indexer_k_norm_rope_store",
+    ),
+    Hook(
+        f"{_ATTENTION}:_fill_short_context_topk_indices",
+        None,
+        "spark_overlay.cpu.glue:fill_short_context",
+        "a launch per token under the interpreter; the torch reference fills all at once",
+        "cpu",
+    ),
+    _slow(
+        f"{_COMPRESSOR}:fused_save_compress_norm",
+        "kv_score positions state_cache slot_mapping query_start_loc token_to_req_indices "
+        "rms_norm_weight rms_norm_eps compress_ratio latent_out",
+        "spark_overlay.cpu.glue:fused_save_compress_norm",
+    ),
+    _slow(
+        f"{_COMPRESSOR}:rope_quant_insert",
+        "latent positions cos_sin_cache kv_cache slot_mapping compress_ratio fp8_scale",
+        "spark_overlay.cpu.glue:rope_quant_insert",
+    ),
+    _slow(
+        "vllm.v1.worker.utils:KVBlockZeroer.zero_block_ids",
+        "self block_ids",
+        "spark_overlay.cpu.glue:zero_block_ids",
+    ),
+)
+
+
+def for_device(hooks: Iterable[Hook], device: str) -> list[Hook]:
+    """The hooks that apply on ``cpu`` or ``cuda``."""
+    return [hook for hook in hooks if hook.device in ("any", device)]
+
+
+@cache
+def install(device: str) -> None:
+    """Check all hooks of a device, then apply them. Once per process; raises HookError before any
+    change if one does not fit."""
+    chosen = for_device(HOOKS, device)
+    for hook in chosen:
+        hook.check()
+    for hook in chosen:
+        hook.apply()

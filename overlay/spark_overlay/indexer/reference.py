@@ -1,0 +1,111 @@
+"""Torch references of the lightning indexer: key store, scores, two-level candidates, top-k."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from spark_overlay.attention.reference import (
+    e4m3_exponent,
+    pages,
+    rms_norm,
+    rotate_tail,
+    to_e4m3,
+)
+from spark_overlay.indexer.format import KEY_DIM, SCALE_BYTES, STATE_BYTES
+
+
+def store_keys(
+    key: Tensor,
+    positions: Tensor,
+    cos_sin: Tensor,
+    weight: Tensor,
+    eps: float,
+    cache: Tensor,
+    slots: Tensor,
+    ratio: int,
+) -> None:
+    """Normalise, rotate, quantise and store index keys of group-end tokens.
+
+    ``key [>=T, 128]``; ``cache [blocks, states, 132]`` uint8; ``slots [T]``, -1 = none. The last 64
+    of the 128 values are rotated to the group's first position.
+    """
+    count = slots.numel()
+    position = positions[:count]
+    rows = ((slots >= 0) & ((position + 1) % ratio == 0)).nonzero()[:, 0]
+    if rows.numel() == 0:
+        return
+    group = position[rows] // ratio * ratio
+    normed = rms_norm(key[rows], weight, eps).bfloat16().float()
+    value = rotate_tail(normed, cos_sin, group).bfloat16().float()
+    exponent = e4m3_exponent(value.abs().amax(-1))
+    block = cache.shape[1]
+    page = pages(cache, block * STATE_BYTES)
+    slot = slots[rows].long()
+    row, offset = (slot // block)[:, None], (slot % block)[:, None]
+    column = torch.arange(KEY_DIM, device=cache.device)
+    page[row, offset * KEY_DIM + column] = to_e4m3(value, exponent[:, None])
+    column = torch.arange(SCALE_BYTES, device=cache.device)
+    scale = torch.exp2(exponent)[:, None].contiguous().view(torch.uint8)
+    page[row, block * KEY_DIM + offset * SCALE_BYTES + column] = scale
+
+
+def read_keys(cache: Tensor, slots: Tensor) -> Tensor:
+    """Index keys at ``slots`` (any shape, all >= 0) as float32 ``[..., 128]``."""
+    block = cache.shape[1]
+    page = pages(cache, block * STATE_BYTES)
+    row, offset = (slots // block)[..., None], (slots % block)[..., None]
+    value = page[row, offset * KEY_DIM + torch.arange(KEY_DIM, device=cache.device)]
+    column = torch.arange(SCALE_BYTES, device=cache.device)
+    scale = page[row, block * KEY_DIM + offset * SCALE_BYTES + column]
+    return value.contiguous().view(torch.float8_e4m3fn).float() * scale.contiguous().view(
+        torch.float32
+    )
+
+
+def scores(q: Tensor, weights: Tensor, keys: Tensor) -> Tensor:
+    """``sum_h w_h * relu(q_h . k)``: ``q [T, H, 128]``, ``weights [T, H]``, ``keys [N, 128]`` ->
+    float32 ``[T, N]``."""
+    logits = torch.einsum("thd,nd->thn", q.float(), keys.float()).relu()
+    return torch.einsum("th,thn->tn", weights.float(), logits)
+
+
+def candidate_blocks(score: Tensor, visible: Tensor, count: int, size: int) -> Tensor:
+    """Best ``count`` blocks of ``size`` positions by their best score, ``[T, count]`` int32, -1 padded.
+
+    ``score [T, N]`` already -inf beyond ``visible [T]``. A token's newest block is always chosen.
+    """
+    tokens, positions = score.shape
+    blocks = -(-positions // size)
+    padded = F.pad(score, (0, blocks * size - positions), value=float("-inf"))
+    best = padded.view(tokens, blocks, size).amax(-1)
+    seen = (visible > 0).nonzero()[:, 0]
+    best[seen, (visible[seen] - 1) // size] = float("inf")
+    value, index = best.topk(min(count, blocks), -1)
+    chosen = torch.where(value == float("-inf"), -1, index).int()
+    return F.pad(chosen, (0, count - chosen.shape[1]), value=-1)
+
+
+def keep_candidates(score: Tensor, chosen: Tensor, size: int) -> Tensor:
+    """``score [T, N]`` with everything outside the ``chosen [T, B]`` blocks set to -inf."""
+    blocks = -(-score.shape[1] // size)
+    keep = torch.zeros(score.shape[0], blocks + 1, dtype=torch.bool, device=score.device)
+    # Column `blocks` collects the padding (-1) and blocks that begin past the scored range.
+    outside = (chosen < 0) | (chosen >= blocks)
+    keep.scatter_(1, torch.where(outside, blocks, chosen).long(), True)
+    block_of = torch.arange(score.shape[1], device=score.device) // size
+    return score.masked_fill(~keep[:, block_of], float("-inf"))
+
+
+def top_positions(score: Tensor, count: int) -> Tensor:
+    """Positions of the ``count`` best finite scores, ``[T, count]`` int32, -1 padded."""
+    value, index = score.topk(min(count, score.shape[1]), -1)
+    chosen = torch.where(value == float("-inf"), -1, index).int()
+    return F.pad(chosen, (0, count - chosen.shape[1]), value=-1)
+
+
+def all_visible(positions: Tensor, count: int, ratio: int) -> Tensor:
+    """``[T, count]`` int32 of ``0 .. visible-1`` then -1: every compressed position a token may see."""
+    column = torch.arange(count, device=positions.device)[None]
+    return torch.where(column < ((positions + 1) // ratio)[:, None], column, -1).int()

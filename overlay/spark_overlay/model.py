@@ -1,0 +1,44 @@
+"""The registered models: vLLM's own V4.1 and its draft, with the hooks in place and packed weights.
+
+Importing this module installs the hooks, so only processes that build or inspect a model do it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from torch import Tensor
+from vllm.platforms import current_platform
+
+from spark_overlay import hooks
+from spark_overlay.engram.source import is_table_tensor
+from spark_overlay.exl3.loading import PackedLoader
+
+if current_platform.is_cpu():
+    from spark_overlay.cpu import glue as cpu_glue
+
+    cpu_glue.prepare()
+hooks.install("cpu" if current_platform.is_cpu() else "cuda")
+
+from vllm.models.deepseek_v41 import (  # noqa: E402  (after the hooks)
+    DeepseekV41ForCausalLM,
+    DSparkDeepseekV4ForCausalLM,
+)
+
+
+class SparkDeepseekV41(DeepseekV41ForCausalLM):
+    def load_weights(self, weights: Iterable[tuple[str, Tensor]]) -> set[str]:
+        loader = PackedLoader(self)
+        native = ((name, tensor) for name, tensor in loader.take(weights) if not is_table_tensor(name))
+        loaded: set[str] = super().load_weights(native)
+        return loaded | loader.finish()
+
+
+class SparkDSparkDraft(DSparkDeepseekV4ForCausalLM):
+    def load_weights(self, weights: Iterable[tuple[str, Tensor]]) -> set[str]:
+        loader = PackedLoader(self.model)
+        loaded: set[str] = super().load_weights(loader.take(weights))
+        return loaded | {f"model.{name}" for name in loader.finish()}
+
+
+__all__ = ["SparkDSparkDraft", "SparkDeepseekV41"]

@@ -1,0 +1,33 @@
+"""``python -m spark_overlay.serving.serve serve MODEL ...``: vLLM's own ``serve``, head or headless.
+
+vLLM's console script asks for a distribution named "vllm", which its CPU build is not; this enters
+one step later and takes the same arguments.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+
+def parser() -> tuple[Any, Any]:
+    """vLLM's argument parser with its ``serve`` command, and that command."""
+    from vllm.entrypoints.cli.serve import ServeSubcommand
+    from vllm.utils.argparse_utils import FlexibleArgumentParser
+
+    root = FlexibleArgumentParser(prog="spark_overlay.serving.serve")
+    command = ServeSubcommand()
+    command.subparser_init(root.add_subparsers(dest="subparser", required=True))
+    return root, command
+
+
+def main(argv: Sequence[str]) -> None:
+    root, command = parser()
+    arguments = root.parse_args(list(argv))
+    command.validate(arguments)
+    command.cmd(arguments)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
