@@ -7,12 +7,15 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+
 from torch import Tensor
+from vllm.config import VllmConfig
 from vllm.platforms import current_platform
 
 from spark_overlay import hooks
 from spark_overlay.engram.source import is_table_tensor
 from spark_overlay.exl3.loading import PackedLoader
+from spark_overlay.plain import use_plain_linears
 
 if current_platform.is_cpu():
     from spark_overlay.cpu import glue as cpu_glue
@@ -27,6 +30,11 @@ from vllm.models.deepseek_v41 import (  # noqa: E402  (after the hooks)
 
 
 class SparkDeepseekV41(DeepseekV41ForCausalLM):
+    def __init__(self, *, vllm_config: VllmConfig, prefix: str = "") -> None:
+        super().__init__(vllm_config=vllm_config, prefix=prefix)
+        if current_platform.is_cpu():
+            use_plain_linears(self)
+
     def load_weights(self, weights: Iterable[tuple[str, Tensor]]) -> set[str]:
         loader = PackedLoader(self)
         native = ((name, tensor) for name, tensor in loader.take(weights) if not is_table_tensor(name))
@@ -35,6 +43,11 @@ class SparkDeepseekV41(DeepseekV41ForCausalLM):
 
 
 class SparkDSparkDraft(DSparkDeepseekV4ForCausalLM):
+    def __init__(self, *, vllm_config: VllmConfig, prefix: str = "") -> None:
+        super().__init__(vllm_config=vllm_config, prefix=prefix)
+        if current_platform.is_cpu():
+            use_plain_linears(self)
+
     def load_weights(self, weights: Iterable[tuple[str, Tensor]]) -> set[str]:
         loader = PackedLoader(self.model)
         loaded: set[str] = super().load_weights(loader.take(weights))

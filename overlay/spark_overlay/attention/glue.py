@@ -19,7 +19,7 @@ from vllm.models.deepseek_v41.sparse_mla import (
 from vllm.v1.attention.backends.mla.sparse_swa import DeepseekSparseSWABackend
 
 from spark_overlay.attention.reference import read_records, rotate_tail, sparse_attention
-from spark_overlay.exl3.linear import keep_plain_weight, pack_if_stored, project, project_groups
+from spark_overlay.exl3.linear import pack_if_stored, project, project_groups
 from spark_overlay.indexer.glue import SparkIndexer
 
 
@@ -62,7 +62,6 @@ class SparkAttention(DeepseekV4Attention):
         # EXL3 kernels and side streams do not mix on a shared device; one stream it is.
         kwargs["aux_stream_list"] = None
         super().__init__(*args, **kwargs)
-        keep_plain_weight(self.wo_a)
         if self.compressor is not None:
             pack_if_stored(self.compressor.fused_wkv_wgate, f"{self.prefix}.compressor.fused_wkv_wgate")
         if self.indexer is not None and self.indexer.owns_k:

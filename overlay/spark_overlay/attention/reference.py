@@ -9,6 +9,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from spark_overlay.arithmetic import wide
 from spark_overlay.attention.format import (
     AMAX_FLOOR,
     DATA_BYTES,
@@ -25,8 +26,8 @@ from spark_overlay.attention.format import (
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     """``x [..., D]`` scaled to unit root mean square, times ``weight [D]``; float32 out."""
-    x = x.float()
-    return x * torch.rsqrt(x.square().mean(-1, keepdim=True) + eps) * weight.float()
+    x = wide(x)
+    return (x * torch.rsqrt(x.square().mean(-1, keepdim=True) + eps) * wide(weight)).float()
 
 
 def rotate(x: Tensor, cos_sin: Tensor, positions: Tensor, *, inverse: bool = False) -> Tensor:
@@ -127,11 +128,12 @@ def sparse_attention(q: Tensor, kv: Tensor, valid: Tensor, sink: Tensor, scale: 
     ``q [T, H, D]``, ``kv [T, W, D]`` (key and value are the same latent), ``valid [T, W]`` bool,
     ``sink [H]``: a logit that joins the denominator and carries no value. Float32 ``[T, H, D]``.
     """
-    logits = torch.einsum("thd,twd->thw", q.float(), kv) * scale
+    kv = wide(kv)
+    logits = torch.einsum("thd,twd->thw", wide(q), kv) * scale
     logits = logits.masked_fill(~valid[:, None], float("-inf"))
-    logits = torch.cat((logits, sink.float().view(1, -1, 1).expand(q.shape[0], -1, 1)), -1)
+    logits = torch.cat((logits, wide(sink).view(1, -1, 1).expand(q.shape[0], -1, 1)), -1)
     peak = logits.amax(-1, keepdim=True).clamp_min(torch.finfo(torch.float32).min)
     weight = torch.exp(logits - peak)
     # A query without a key and without a sink attends to nothing: zero, not NaN.
     weight = weight / weight.sum(-1, keepdim=True).clamp_min(torch.finfo(torch.float32).tiny)
-    return torch.einsum("thw,twd->thd", weight[..., :-1], kv)
+    return torch.einsum("thw,twd->thd", weight[..., :-1], kv).float()

@@ -22,6 +22,9 @@ DEAD = -1
 #: Columns of a row that share one scale byte.
 SCALE_GROUP = 32
 
+#: vLLM's primality test takes 61 for composite, so its columns and ours agree from here on.
+MIN_VOCAB_SIZE = 62
+
 
 class EngramError(ValueError):
     """Tables, config or ids that do not belong together; the message says how to mend it."""
@@ -66,6 +69,12 @@ class EngramLayout:
                 f"engram_head_dim {dim} is not a multiple of {SCALE_GROUP}, the columns that "
                 "share one scale; use the config.json that came with the tables"
             )
+        vocab_size = _int(config, "engram_vocab_size")
+        if vocab_size < MIN_VOCAB_SIZE:
+            raise EngramError(
+                f"engram_vocab_size {vocab_size} is below {MIN_VOCAB_SIZE}, where vLLM skips a "
+                "prime and reads other rows than these; make the tables larger"
+            )
         max_ngram, heads = _int(config, "engram_max_ngram_size"), _int(config, "engram_n_heads")
         columns = (max_ngram - 1) * heads
         layout = cls(
@@ -75,9 +84,7 @@ class EngramLayout:
             dim=dim,
             pad_token_id=_int(config, "engram_pad_token_id"),
             compressed_vocab_size=_int(config, "engram_compressed_vocab_size"),
-            primes=column_primes(
-                _int(config, "engram_vocab_size"), len(layer_ids), max_ngram - 1, heads
-            ),
+            primes=column_primes(vocab_size, len(layer_ids), max_ngram - 1, heads),
         )
         if columns < 1 or layout.num_embeddings != announced:
             raise EngramError(

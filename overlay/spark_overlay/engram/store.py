@@ -73,11 +73,14 @@ class _Store:
             )
         self.source, self.lo, self.hi = source, lo, hi
         self._clock = clock
+        self._closed = False
         self._stats = StoreStats()
         self._lock = threading.Lock()
 
     def lookup(self, ids: npt.NDArray[np.int64]) -> Rows:
         start = self._clock()
+        if self._closed:
+            raise EngramError(f"{self.source.file}: lookup after close")
         if ids.dtype != np.int64 or ids.ndim != 1:
             raise EngramError(f"ids are {ids.dtype} {list(ids.shape)}, expected int64 [n]")
         beyond = ids >= self.source.rows
@@ -101,6 +104,7 @@ class _Store:
 
     def close(self) -> None:
         """Give back what the store holds; a later lookup is an error."""
+        self._closed = True
 
     def _fetch(self, rows: npt.NDArray[np.int64]) -> tuple[Bytes, Bytes]:
         raise NotImplementedError
@@ -128,12 +132,12 @@ class FileRowStore(_Store):
         self, source: TableSource, lo: int, hi: int, clock: Callable[[], float] = time.monotonic
     ) -> None:
         super().__init__(source, lo, hi, clock)
-        self._fd: int | None = _open(source)
+        self._fd = _open(source)
 
     def close(self) -> None:
-        fd, self._fd = self._fd, None
-        if fd is not None:
-            os.close(fd)
+        if not self._closed:
+            os.close(self._fd)
+        super().close()
 
     def __enter__(self) -> FileRowStore:
         return self
@@ -142,8 +146,6 @@ class FileRowStore(_Store):
         self.close()
 
     def _fetch(self, rows: npt.NDArray[np.int64]) -> tuple[Bytes, Bytes]:
-        if self._fd is None:
-            raise EngramError(f"{self.source.file}: lookup after close")
         source = self.source
         weights = np.empty((len(rows), source.dim), np.uint8)
         scales = np.empty((len(rows), source.scale_dim), np.uint8)
@@ -182,9 +184,8 @@ class MemoryRowStore(_Store):
         return table
 
     def close(self) -> None:
-        self._weights = np.empty((0, self.source.dim), np.uint8)
-        self._scales = np.empty((0, self.source.scale_dim), np.uint8)
-        self.lo = self.hi = 0
+        super().close()
+        self._weights = self._scales = np.empty((0, 0), np.uint8)
 
     def _fetch(self, rows: npt.NDArray[np.int64]) -> tuple[Bytes, Bytes]:
         at = rows - self.lo

@@ -10,10 +10,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from vllm.model_executor.layers.fused_moe.fused_moe_method_base import FusedMoEMethodBase
 
+from spark_overlay.arithmetic import matmul, weight_dtype
 from spark_overlay.exl3.format import Exl3FormatError, Exl3Slice
-from spark_overlay.exl3.linear import matmul
 from spark_overlay.exl3.modules import Exl3Facts
-from spark_overlay.exl3.packed import PackedStack, dense_dtype
+from spark_overlay.exl3.packed import PackedStack
 
 GATE, DOWN, UP = "w1", "w2", "w3"
 
@@ -99,7 +99,7 @@ class Exl3MoEMethod(FusedMoEMethodBase):
     def process_weights_after_loading(self, layer: Any) -> None:
         for name in (GATE, UP, DOWN):
             for stack in getattr(layer, name).stacks:
-                stack.prepare(dense_dtype(stack.suh.device, torch.bfloat16))
+                stack.prepare(weight_dtype(stack.suh.device, torch.bfloat16))
 
     def apply(
         self,
@@ -116,10 +116,10 @@ class Exl3MoEMethod(FusedMoEMethodBase):
         for expert in topk_ids.unique().tolist():
             token, choice = (topk_ids == expert).nonzero(as_tuple=True)
             rows = x[token]
-            gate = matmul(rows, layer.w1.weight(expert)).float()
-            up = matmul(rows, layer.w3.weight(expert)).float()
+            gate = matmul(rows, layer.w1.weight(expert), torch.float32)
+            up = matmul(rows, layer.w3.weight(expert), torch.float32)
             if limit is not None:
                 gate, up = gate.clamp_max(limit), up.clamp(-limit, limit)
-            down = matmul(F.silu(gate) * up, layer.w2.weight(expert)).float()
-            out.index_add_(0, token, down * topk_weights[token, choice, None].float())
+            down = matmul(F.silu(gate) * up, layer.w2.weight(expert), torch.float32)
+            out[token] += down * topk_weights[token, choice, None].float()
         return out.to(x.dtype)

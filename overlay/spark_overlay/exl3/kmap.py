@@ -1,4 +1,4 @@
-"""The rate K of every packed linear by class, as the headers say, and as a published pack has it."""
+"""The rate K of every packed linear by class: as headers say, and as a published pack has it."""
 
 from __future__ import annotations
 

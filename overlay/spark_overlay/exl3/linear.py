@@ -8,12 +8,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from vllm.config import get_current_vllm_config
-from vllm.model_executor.layers.linear import LinearMethodBase, UnquantizedLinearMethod
+from vllm.model_executor.layers.linear import LinearMethodBase
 from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead
 
+from spark_overlay.arithmetic import einsum, matmul, weight_dtype
 from spark_overlay.exl3.format import Exl3FormatError, Exl3Slice
 from spark_overlay.exl3.modules import Exl3Facts
-from spark_overlay.exl3.packed import PackedStack, dense_dtype, whole
+from spark_overlay.exl3.packed import PackedStack, whole
 
 
 class Exl3LinearMethod(LinearMethodBase):
@@ -68,7 +69,7 @@ class Exl3LinearMethod(LinearMethodBase):
 
     def process_weights_after_loading(self, layer: nn.Module) -> None:
         for stack in layer.exl3:
-            stack.prepare(dense_dtype(stack.suh.device, torch.bfloat16))
+            stack.prepare(weight_dtype(stack.suh.device, torch.bfloat16))
 
     def apply(self, layer: nn.Module, x: Tensor, bias: Tensor | None = None) -> Tensor:
         y = self.project(layer, x, x.dtype)
@@ -76,8 +77,8 @@ class Exl3LinearMethod(LinearMethodBase):
 
     def project(self, layer: nn.Module, x: Tensor, dtype: torch.dtype) -> Tensor:
         """``x [..., in]`` -> ``[..., out]`` of ``dtype``, shards side by side."""
-        parts = [matmul(x, stack.dense[0]) for stack in layer.exl3]
-        return (parts[0] if len(parts) == 1 else torch.cat(parts, -1)).to(dtype)
+        parts = [matmul(x, stack.dense[0], dtype) for stack in layer.exl3]
+        return parts[0] if len(parts) == 1 else torch.cat(parts, -1)
 
 
 class Exl3GroupedLinearMethod(Exl3LinearMethod):
@@ -106,8 +107,9 @@ class Exl3GroupedLinearMethod(Exl3LinearMethod):
 
     def project(self, layer: nn.Module, x: Tensor, dtype: torch.dtype) -> Tensor:
         """``x [T, groups, in]`` -> ``[T, groups * rank]``, each group by its own matrix."""
-        parts = [matmul(x[:, g], stack.dense[0]) for g, stack in enumerate(layer.exl3)]
-        return torch.cat(parts, -1).to(dtype)
+        return torch.cat(
+            [matmul(x[:, g], stack.dense[0], dtype) for g, stack in enumerate(layer.exl3)], -1
+        )
 
 
 class Exl3HeadMethod(Exl3LinearMethod):
@@ -145,25 +147,11 @@ class SparkLMHead(ParallelLMHead):
         super().__init__(*args, **kwargs)
 
 
-class PlainLinearMethod(UnquantizedLinearMethod):
-    """An unpacked linear whose weight stays readable (vLLM's CPU build repacks and drops it)."""
-
-    def process_weights_after_loading(self, layer: nn.Module) -> None:
-        layer.cpu_linear = torch.nn.functional.linear
-
-
-def keep_plain_weight(layer: nn.Module) -> None:
-    """Keep ``layer.weight`` after loading, if the layer is not packed."""
-    if isinstance(layer.quant_method, UnquantizedLinearMethod):
-        layer.quant_method = PlainLinearMethod()
-
-
 def pack_if_stored(layer: nn.Module, prefix: str) -> None:
     """Give a linear that vLLM built without a quantization config what the checkpoint stores for it."""
     config = get_current_vllm_config().quant_config
     method = config.get_quant_method(layer, prefix) if config is not None else None
     if not isinstance(method, Exl3LinearMethod):
-        keep_plain_weight(layer)
         return
     del layer.weight
     layer.quant_method = method
@@ -173,17 +161,12 @@ def pack_if_stored(layer: nn.Module, prefix: str) -> None:
     )
 
 
-def matmul(x: Tensor, weight: Tensor) -> Tensor:
-    """``x [..., in] @ weight [in, out]``, in the weight's dtype, float32 accumulated."""
-    return x.to(weight.dtype) @ weight
-
-
 def project(layer: nn.Module, x: Tensor, dtype: torch.dtype) -> Tensor:
     """``x [..., in]`` through a packed or plain linear with its result in ``dtype``."""
     if isinstance(layer.quant_method, Exl3LinearMethod):
         return layer.quant_method.project(layer, x, dtype)
     if x.device.type == "cpu":
-        return (x.float() @ layer.weight.float().T).to(dtype)
+        return matmul(x, layer.weight.T, dtype)
     return torch.mm(x, layer.weight.T, out_dtype=dtype)
 
 
@@ -192,4 +175,4 @@ def project_groups(layer: nn.Module, x: Tensor, rank: int) -> Tensor:
     if isinstance(layer.quant_method, Exl3GroupedLinearMethod):
         return layer.quant_method.project(layer, x, x.dtype)
     weight = layer.weight.view(x.shape[1], rank, -1)
-    return torch.einsum("tgi,gri->tgr", x, weight).flatten(1)
+    return einsum("tgi,gri->tgr", x, weight).to(x.dtype).flatten(1)

@@ -83,11 +83,6 @@ class PackedStack(nn.Module):
         )
 
 
-def dense_dtype(device: torch.device, activation: torch.dtype) -> torch.dtype:
-    """Decoded weights stay float32 on a CPU (exact, and as fast there); tensor cores want bf16."""
-    return torch.float32 if device.type == "cpu" else activation
-
-
 def _length(part: slice, size: int) -> int:
     return len(range(*part.indices(size)))
 

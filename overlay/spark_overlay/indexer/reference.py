@@ -6,6 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from spark_overlay.arithmetic import einsum
 from spark_overlay.attention.reference import (
     e4m3_exponent,
     pages,
@@ -67,8 +68,7 @@ def read_keys(cache: Tensor, slots: Tensor) -> Tensor:
 def scores(q: Tensor, weights: Tensor, keys: Tensor) -> Tensor:
     """``sum_h w_h * relu(q_h . k)``: ``q [T, H, 128]``, ``weights [T, H]``, ``keys [N, 128]`` ->
     float32 ``[T, N]``."""
-    logits = torch.einsum("thd,nd->thn", q.float(), keys.float()).relu()
-    return torch.einsum("th,thn->tn", weights.float(), logits)
+    return einsum("th,thn->tn", weights, einsum("thd,nd->thn", q, keys).relu())
 
 
 def candidate_blocks(score: Tensor, visible: Tensor, count: int, size: int) -> Tensor:
@@ -82,9 +82,7 @@ def candidate_blocks(score: Tensor, visible: Tensor, count: int, size: int) -> T
     best = padded.view(tokens, blocks, size).amax(-1)
     seen = (visible > 0).nonzero()[:, 0]
     best[seen, (visible[seen] - 1) // size] = float("inf")
-    value, index = best.topk(min(count, blocks), -1)
-    chosen = torch.where(value == float("-inf"), -1, index).int()
-    return F.pad(chosen, (0, count - chosen.shape[1]), value=-1)
+    return top_positions(best, count)
 
 
 def keep_candidates(score: Tensor, chosen: Tensor, size: int) -> Tensor:
@@ -99,9 +97,13 @@ def keep_candidates(score: Tensor, chosen: Tensor, size: int) -> Tensor:
 
 
 def top_positions(score: Tensor, count: int) -> Tensor:
-    """Positions of the ``count`` best finite scores, ``[T, count]`` int32, -1 padded."""
-    value, index = score.topk(min(count, score.shape[1]), -1)
-    chosen = torch.where(value == float("-inf"), -1, index).int()
+    """Positions of the ``count`` best finite scores, ``[T, count]`` int32, -1 padded.
+
+    Scores tie exactly (the ReLU makes many zero); the earlier position wins, so that the choice does
+    not depend on how far the row was scored.
+    """
+    value, index = torch.sort(score, dim=-1, descending=True, stable=True)
+    chosen = torch.where(value == float("-inf"), -1, index).int()[:, :count]
     return F.pad(chosen, (0, count - chosen.shape[1]), value=-1)
 
 

@@ -13,6 +13,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from spark_overlay.arithmetic import einsum, wide
+
 
 class Mixes(NamedTuple):
     """Coefficients of one sublayer, float32: ``post [T, S]``, ``residual [T, S, S]``, ``next_pre [T, S]``."""
@@ -47,8 +49,9 @@ def mixes(
 ) -> Mixes:
     """``x [T, D]`` (all streams, or the embedding on the first layer), ``fn [S*(S+2), D]`` float32,
     ``scale [3]``, ``base [S*(S+2)]``. The projection is divided by x's root mean square afterwards."""
-    x = x.float()
-    projected = (x @ fn.t()) * torch.rsqrt(x.square().mean(-1, keepdim=True) + rms_eps)
+    x = wide(x)
+    projected = x @ wide(fn).t() * torch.rsqrt(x.square().mean(-1, keepdim=True) + rms_eps)
+    projected = projected.float()
     streams = int(round((1 + projected.shape[-1]) ** 0.5)) - 1
     pre, post, comb = projected.split((streams, streams, streams * streams), -1)
     base_pre, base_post, base_comb = base.split((streams, streams, streams * streams))
@@ -69,5 +72,5 @@ def collapse(streams: Tensor, pre: Tensor | None) -> Tensor:
 
 def expand(output: Tensor, streams: Tensor, post: Tensor, residual: Tensor) -> Tensor:
     """``stream'_j = post_j * output + sum_i residual[i, j] * stream_i``; dtype of ``streams``."""
-    mixed = torch.einsum("tij,tih->tjh", residual.float(), streams.float())
+    mixed = einsum("tij,tih->tjh", residual, streams)
     return (mixed + post.float().unsqueeze(-1) * output.float().unsqueeze(1)).to(streams.dtype)

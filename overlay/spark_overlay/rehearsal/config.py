@@ -13,6 +13,9 @@ from .shards import Raw
 from .tensors import CODEBOOK
 from .tokenizer import IMAGE
 
+#: Key of config.json that says: made here, from this seed. vLLM carries it along unread.
+MARK = "rehearsal"
+
 #: Of the native checkpoint. The EXL3 pack carries it along; its fp8 must not be taken for the
 #: pack's own format.
 NATIVE_QUANTIZATION = {
@@ -39,10 +42,14 @@ QUANTIZATION = {
 
 
 def model_config(
-    text: dict[str, Any], vocab: dict[str, int], quantization: dict[str, Any]
+    text: dict[str, Any],
+    vocab: dict[str, int],
+    quantization: dict[str, Any],
+    origin: dict[str, Any],
 ) -> dict[str, Any]:
-    """config.json around ``text`` (shape.text_config)."""
+    """config.json around ``text`` (shape.text_config); ``origin`` is seed, variant, generator."""
     return {
+        MARK: origin,
         "architectures": ["DeepseekV41ForCausalLM"],
         "model_type": "deepseek_v41",
         "torch_dtype": "bfloat16",

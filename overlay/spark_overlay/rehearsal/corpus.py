@@ -20,8 +20,8 @@ string to true or to false. The function must exist and its parameters must foll
 "properties": {"query": {"type": "string", "description": "Text to search for"}, "limit": {"type":
 "integer", "description": "Number of results"}}, "required": ["query"]}}
 {"name": "calculate", "description": "Value of an expression", "parameters": {"type": "object",
-"properties": {"expression": {"type": "string"}}, "required": ["expression"], "additionalProperties":
-false}}
+"properties": {"expression": {"type": "string"}}, "required": ["expression"], 
+"additionalProperties": false}}
 <tool_result>{"temperature": 21, "unit": "celsius"}</tool_result>
 < invoke name="get_weather"> < parameter name="city" string="true"> < parameter name="days"
 string="false"> </ parameter> </ invoke> </ calls>

@@ -13,7 +13,6 @@ from __future__ import annotations
 import argparse
 import hashlib
 import json
-import os
 import shutil
 import sys
 import time
@@ -23,11 +22,12 @@ from typing import Any
 
 from . import config, engram_tables, shape, tensors, tokenizer
 from .constructed import constructed
-from .shards import Raw, write_json, write_sharded
+from .shards import write_json, write_sharded
 
 #: Raised by every change that gives other bytes for the same seed.
 GENERATOR = 1
 SHARDS = 3
+VARIANTS = ("standard", "constructed")
 PARTS = ("checkpoint", "engram-src")
 MANIFEST = "manifest.json"
 _BUILDING = ".making"
@@ -36,66 +36,72 @@ _BUILDING = ".making"
 def make(out: Path, seed: int = 0, variant: str = "standard") -> dict[str, Any]:
     """Make the files under ``out`` and return the manifest.
 
-    ``variant`` is "standard" or "constructed" (constructed.py). An earlier rehearsal checkpoint in
-    ``out`` is replaced; anything else of those names is left alone and raises FileExistsError.
+    ``variant`` is "standard", or "constructed" (see constructed.py). An earlier rehearsal
+    checkpoint in ``out`` is replaced; anything else of those names raises FileExistsError.
     """
+    if variant not in VARIANTS:
+        raise ValueError(f"variant {variant!r} is none of {', '.join(VARIANTS)}")
     shape.check_ranks(2)
     for part in PARTS:
         _refuse_foreign(out / part)
     building = out / _BUILDING
     shutil.rmtree(building, ignore_errors=True)
     building.mkdir(parents=True)
-    _build(building, seed, variant)
-    manifest = {
-        "generator": GENERATOR,
-        "seed": seed,
-        "variant": variant,
-        "files": {name: _digest(building / name) for name in _files(building)},
+    try:
+        _build(building, seed, variant)
+        manifest = {
+            **_origin(seed, variant),
+            "files": {name: _digest(building / name) for name in _files(building)},
+        }
+        write_json(building / MANIFEST, manifest)
+        _put_in_place(building, out)
+    finally:
+        shutil.rmtree(building, ignore_errors=True)
+    return manifest
+
+
+def _build(root: Path, seed: int, variant: str) -> None:
+    vocab, _ = tokenizer.vocabulary()
+    rows_of = engram_tables.table_rows()
+    text = shape.text_config(tokenizer.compressed_vocab_size(), rows_of, vocab[tokenizer.NOISE])
+    packed = [(linear, tensors.packed(linear, seed)) for linear in shape.linears()]
+    plain = [tensors.native(native, seed) for native in shape.natives()]
+    modules = [*plain, *(module for _, module in packed)]
+    if variant == "constructed":
+        everything = {name: raw for module in modules for name, raw in module.items()}
+        changed = constructed(everything, vocab[tokenizer.NOISE])
+        modules = [{name: changed[name] for name in module} for module in modules]
+
+    checkpoint, engram = (root / part for part in PARTS)
+    checkpoint.mkdir()
+    engram.mkdir()
+    origin = _origin(seed, variant)
+    files = {
+        "config.json": config.model_config(text, vocab, config.QUANTIZATION, origin),
+        "quantization_config.json": config.quantization_file(packed),
+        "generation_config.json": config.generation_config(),
+        "tokenizer.json": tokenizer.tokenizer_json(),
+        "tokenizer_config.json": tokenizer.tokenizer_config(text["max_position_embeddings"]),
     }
-    write_json(building / MANIFEST, manifest)
-    # From here on the old set is gone: no manifest may vouch for a mixture of old and new.
+    for name, value in files.items():
+        write_json(checkpoint / name, value)
+    write_sharded(checkpoint, modules, SHARDS)
+    native = config.model_config(text, vocab, config.NATIVE_QUANTIZATION, origin)
+    engram_tables.write_tables(engram, rows_of, native, seed)
+
+
+def _put_in_place(building: Path, out: Path) -> None:
+    # The old set is gone from here on: no manifest may vouch for a mixture of old and new.
     (out / MANIFEST).unlink(missing_ok=True)
     for part in PARTS:
         if (out / part).exists():
             (out / part).rename(building / f"old-{part}")
         (building / part).rename(out / part)
     (building / MANIFEST).rename(out / MANIFEST)
-    shutil.rmtree(building)
-    return manifest
 
 
-def _build(root: Path, seed: int, variant: str) -> None:
-    vocab, _ = tokenizer.vocabulary()
-    table_rows = engram_tables.table_rows()
-    text = shape.text_config(
-        tokenizer.compressed_vocab_size(), table_rows, vocab[tokenizer.NOISE]
-    )
-    packed = [(linear, tensors.packed(linear, seed)) for linear in shape.linears()]
-    plain = [tensors.native(native, seed) for native in shape.natives()]
-    modules = [*plain, *(module for _, module in packed)]
-    if variant == "constructed":
-        everything = {name: raw for module in modules for name, raw in module.items()}
-        changed = constructed(everything, vocab[tokenizer.NOISE], seed)
-        modules = [{name: changed[name] for name in module} for module in modules]
-    elif variant != "standard":
-        raise ValueError(f"variant {variant!r} is neither 'standard' nor 'constructed'")
-
-    checkpoint, engram = (root / part for part in PARTS)
-    checkpoint.mkdir()
-    engram.mkdir()
-    write_sharded(checkpoint, modules, SHARDS)
-    write_json(
-        checkpoint / "config.json", config.model_config(text, vocab, config.QUANTIZATION)
-    )
-    write_json(checkpoint / "quantization_config.json", config.quantization_file(packed))
-    write_json(checkpoint / "generation_config.json", config.generation_config())
-    write_json(checkpoint / "tokenizer.json", tokenizer.tokenizer_json())
-    write_json(
-        checkpoint / "tokenizer_config.json",
-        tokenizer.tokenizer_config(shape.TEXT["max_position_embeddings"]),
-    )
-    native_config = config.model_config(text, vocab, config.NATIVE_QUANTIZATION)
-    engram_tables.write_tables(engram, table_rows, native_config, seed)
+def _origin(seed: int, variant: str) -> dict[str, Any]:
+    return {"generator": GENERATOR, "seed": seed, "variant": variant}
 
 
 def _refuse_foreign(path: Path) -> None:
@@ -104,10 +110,9 @@ def _refuse_foreign(path: Path) -> None:
         return
     try:
         found = json.loads((path / "config.json").read_text(encoding="utf-8"))
-        ours = found["text_config"]["hidden_size"] == shape.HIDDEN
-    except (OSError, ValueError, KeyError, TypeError):
-        ours = False
-    if not ours:
+    except (OSError, ValueError):
+        found = None
+    if not isinstance(found, dict) or config.MARK not in found:
         raise FileExistsError(
             f"{path} holds something that is no rehearsal checkpoint. "
             "Move it away, or give another --out"
@@ -143,7 +148,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     started = time.monotonic()
     try:
         manifest = make(args.out, args.seed, args.variant)
-    except OSError as error:
+    except (OSError, ValueError) as error:
         print(f"rehearsal checkpoint not made: {error}", file=sys.stderr)
         return 1
     size = sum(entry["size"] for entry in manifest["files"].values())

@@ -9,7 +9,7 @@ cut a Hadamard block.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -171,11 +171,11 @@ def check_ranks(tp: int) -> None:
             shard_ranges(size, tp if linear.split == side else 1, f"{linear.key} ({side})")
 
 
-def text_config(compressed_vocab: int, table_rows: list[int], noise_token: int) -> dict[str, Any]:
+def text_config(compressed_vocab: int, rows_of: Sequence[int], noise_token: int) -> dict[str, Any]:
     """TEXT with what tokenizer and tables decide: compressed vocabulary, rows, noise token."""
     return {
         **TEXT,
-        "engram_num_embeddings": table_rows,
+        "engram_num_embeddings": list(rows_of),
         "engram_compressed_vocab_size": compressed_vocab,
         "dspark_noise_token_id": noise_token,
     }

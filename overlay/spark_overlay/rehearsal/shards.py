@@ -33,6 +33,11 @@ def bf16(values: NDArray[np.floating]) -> NDArray[np.uint16]:
     return ((word + (0x7FFF + ((word >> 16) & 1))) >> 16).astype(np.uint16)
 
 
+def bf16_values(values: NDArray[np.floating]) -> NDArray[np.float32]:
+    """``values`` as bfloat16 keeps them, in float32."""
+    return (bf16(values).astype(np.uint32) << 16).view(np.float32)
+
+
 def write_safetensors(path: Path, tensors: Mapping[str, Raw]) -> None:
     """Write one file: wide dtypes first, then by name, so that every tensor is aligned."""
     order = sorted(tensors, key=lambda name: (-DTYPE_BITS[tensors[name].dtype], name))
@@ -56,9 +61,7 @@ def write_safetensors(path: Path, tensors: Mapping[str, Raw]) -> None:
             file.write(tensors[name].data)
 
 
-def write_sharded(
-    root: Path, modules: Sequence[Mapping[str, Raw]], count: int
-) -> dict[str, str]:
+def write_sharded(root: Path, modules: Sequence[Mapping[str, Raw]], count: int) -> dict[str, str]:
     """Write ``modules`` in order as ``count`` shards of about one size; no module is cut.
 
     Returns the weight map (tensor name -> file name) and leaves it as the index beside them.

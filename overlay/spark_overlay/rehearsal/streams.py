@@ -36,7 +36,8 @@ class Stream:
     def bell(self, count: int, std: float, mean: float = 0.0) -> NDArray[np.float64]:
         """``count`` values, nearly normal: the centred sum of four uniforms (at most 3.5 std)."""
         sums = self.u16(4 * count).reshape(count, 4).sum(axis=1, dtype=np.int64)
-        return (sums - 2 * 65535) * (std / _BELL_STD) + mean
+        centred: NDArray[np.float64] = (sums - 2 * 65535).astype(np.float64)
+        return centred * (std / _BELL_STD) + mean
 
     def signed(self, count: int, rms: float) -> NDArray[np.float64]:
         """``count`` values of random sign, magnitudes uniform within a quarter around ``rms``."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 import unicodedata
 from collections import Counter
+from itertools import pairwise
 from typing import Any
 
 from .corpus import TEXT as CORPUS
@@ -43,9 +44,7 @@ LAST = (
 #: Words of text for BPE: a run of letters, of digits, of other marks, each with one space before
 #: it, or of white space that leaves the last space to the next word. For ASCII this is the regex
 #: of the ByteLevel pre-tokenizer.
-_WORD = re.compile(
-    r"'s|'t|'re|'ve|'m|'ll|'d| ?[A-Za-z]+| ?[0-9]+| ?[^\sA-Za-z0-9]+|\s+(?!\S)|\s+"
-)
+_WORD = re.compile(r"'s|'t|'re|'ve|'m|'ll|'d| ?[A-Za-z]+| ?[0-9]+| ?[^\sA-Za-z0-9]+|\s+(?!\S)|\s+")
 #: White_Space characters among the single-byte ones; str.strip() alone would take more.
 _SPACES = "\t\n\x0b\x0c\r \x85\xa0"
 
@@ -66,7 +65,7 @@ def learn_merges(text: str, count: int) -> list[tuple[str, str]]:
     while len(merges) < count:
         pairs: Counter[tuple[str, str]] = Counter()
         for piece, n in pieces:
-            for pair in zip(piece, piece[1:], strict=False):
+            for pair in pairwise(piece):
                 pairs[pair] += n
         best = min(pairs, key=lambda pair: (-pairs[pair], pair))
         merges.append(best)

@@ -1,0 +1,169 @@
+"""``./start.sh VERB …``: finds the verb, runs it, turns its end into words and an exit status."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import difflib
+import os
+import signal
+import sys
+import traceback
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from types import FrameType
+
+from launcher import rehearsal, verbs
+from launcher.app import App, Builder
+from launcher.console import Console
+from launcher.errors import LauncherError
+from launcher.record import Secrets
+from launcher.settings import cli_config
+
+ROOT = Path(__file__).resolve().parents[1]
+
+VERBS: Mapping[str, tuple[str, Callable[[App, argparse.Namespace], int] | None]] = {
+    "rehearse": ("serve a tiny V4.1 from two ranks on this machine, no GPU", verbs.rehearse),
+    "start": ("serve from two Sparks (not built yet); the verb when none is given", verbs.start),
+    "download": ("fetch the weights (not built yet)", verbs.download),
+    "status": ("how the deployment stands: 0 serving, 4 starting, 3 half up, 1 down", verbs.status),
+    "logs": ("follow the log of a rank; Ctrl-C only detaches", verbs.logs),
+    "restart": ("check the settings, then stop and start the deployment", verbs.restart),
+    "stop": ("end both ranks", verbs.stop),
+    "config": ("the settings in force, with --explain or --json", None),
+    "test": ("run the tests", None),
+    "help": ("this text", None),
+}
+WITH_SETTINGS = {"rehearse", "start", "download", "restart", "config"}
+
+
+class Interrupted(KeyboardInterrupt):
+    """A signal other than Ctrl-C that ends the launcher in the same orderly way."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__(signal.Signals(number).name)
+        self.number = number
+
+
+def main(
+    argv: Sequence[str],
+    *,
+    root: Path = ROOT,
+    environ: Mapping[str, str] | None = None,
+    build: Builder = rehearsal.build,
+) -> int:
+    """Run one verb; the exit status. ``build`` makes the rehearsal's context and steps."""
+    secrets = Secrets()
+    console = Console(hide=secrets.hide)
+    app = App(
+        root,
+        os.environ if environ is None else environ,
+        console,
+        secrets,
+        build,
+    )
+    verb, rest = (argv[0], list(argv[1:])) if argv else ("start", [])
+    if verb in ("help", "-h", "--help"):
+        console.plain(usage())
+        return 0
+    if verb not in VERBS:
+        close = difflib.get_close_matches(verb, VERBS, n=1)
+        hint = f"; did you mean {close[0]}?" if close else ""
+        console.error(f"{verb!r} is not a verb{hint}")
+        print(usage(), file=sys.stderr)
+        return 2
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, _interrupt)
+    try:
+        return _run(app, verb, rest)
+    except LauncherError as error:
+        console.error(str(error))
+        return error.exit_code
+    except KeyboardInterrupt as interrupt:
+        _say_interrupted(app, verb)
+        return 128 + (interrupt.number if isinstance(interrupt, Interrupted) else signal.SIGINT)
+    except BrokenPipeError:
+        # The reader of our output left (| head). Nothing more can be said to it.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 128 + signal.SIGPIPE
+    except SystemExit as end:  # argparse has said what it wanted to
+        return end.code if isinstance(end.code, int) else 1
+    except Exception:
+        console.error(
+            "a fault in the launcher itself; please report these lines:\n"
+            + traceback.format_exc().rstrip()
+        )
+        return 70
+
+
+def usage() -> str:
+    rows = "\n".join(f"  {verb:<9} {told}" for verb, (told, _) in VERBS.items())
+    return (
+        "usage: ./start.sh [VERB] [OPTIONS]\n\n"
+        f"{rows}\n\n"
+        "./start.sh VERB --help shows the options of a verb. rehearse, restart and config take\n"
+        "--set KEY=VALUE … : settings for this one run, above those of .env."
+    )
+
+
+def _run(app: App, verb: str, rest: list[str]) -> int:
+    if verb == "test":
+        from launcher import testing
+
+        return int(testing.run(rest))
+    args = parser(verb).parse_args(rest)
+    if verb == "config":
+        return cli_config.run(args)
+    function = VERBS[verb][1]
+    assert function is not None
+    return function(app, args)
+
+
+def parser(verb: str) -> argparse.ArgumentParser:
+    told = VERBS[verb][0]
+    made = argparse.ArgumentParser(prog=f"./start.sh {verb}", description=told, allow_abbrev=False)
+    if verb in WITH_SETTINGS:
+        made.add_argument(
+            "--set", nargs="+", action="extend", default=[], metavar="KEY=VALUE",
+            help="settings for this run, above those of .env",
+        )  # fmt: skip
+    if verb == "config":
+        cli_config.add_arguments(made)
+    if verb == "status":
+        made.add_argument("--json", action="store_true", help="all that is known, as JSON")
+        made.add_argument("--probe", action="store_true", help="also generate one token")
+    if verb == "logs":
+        made.add_argument("role", nargs="?", choices=("head", "worker"), default="head")
+        made.add_argument("-n", dest="lines", type=_count, default=100, help="lines to begin with")
+        made.add_argument("--no-follow", action="store_true", help="end after those lines")
+    return made
+
+
+def _count(text: str) -> int:
+    if not text.isdecimal():
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number of lines")
+    return int(text)
+
+
+def _interrupt(number: int, frame: FrameType | None) -> None:
+    raise Interrupted(number)
+
+
+def _say_interrupted(app: App, verb: str) -> None:
+    """What runs on, and the next command."""
+    if verb == "logs":
+        return
+    with contextlib.suppress(LauncherError, OSError):
+        left = verbs.running_on(app)
+        if left:
+            app.console.warn(
+                f"broken off; the {' and the '.join(left)} run{'s' if len(left) == 1 else ''} on."
+                " Next: ./start.sh status; ./start.sh rehearse goes on where this stopped;"
+                " ./start.sh stop ends them"
+            )
+        elif verb in ("rehearse", "restart"):
+            app.console.warn(
+                "broken off; no rank runs. Next: ./start.sh rehearse goes on where this stopped"
+            )
+        else:
+            app.console.warn(f"broken off. Next: ./start.sh {verb} again")

@@ -1,0 +1,1 @@
+"""Builders of argv: pure, no input or output."""

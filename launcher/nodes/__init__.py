@@ -1,0 +1,1 @@
+"""Nodes: where commands run and files lie."""

@@ -1,0 +1,88 @@
+"""The rehearsal: both ranks on this machine, on the CPU, over loopback, as plain processes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from launcher.app import App
+from launcher.deployment import Deployment, Place, Role, Site, deploy
+from launcher.nodes.local import LocalNode
+from launcher.record import Record
+from launcher.settings.values import Settings
+from launcher.steps.base import Context, Step
+from launcher.steps.check import Check
+from launcher.steps.checkpoint import Checkpoint
+from launcher.steps.engine import Engine
+from launcher.steps.launch import Launch
+from launcher.steps.overlay import Overlay
+from launcher.steps.preflight import Preflight
+from launcher.steps.ready import Ready
+from launcher.steps.watcher import Watcher
+
+NAME = "rehearsal"
+HOST = "127.0.0.1"
+INTERFACE = "lo"
+SERVE = "spark_overlay.serving.serve"
+
+
+def build(app: App, settings: Settings, record: Record) -> tuple[Context, Sequence[Step]]:
+    """The context and the steps, in boot order, of ``rehearse``."""
+    folder = settings.path("REHEARSAL_DIR").resolve()
+    python = folder / "engine" / "bin" / "python"
+    ctx = context(app, settings, record, folder, (str(python), "-m", SERVE))
+    overlay = app.root / "overlay"
+    steps: list[Step] = [
+        Preflight(disk=folder),
+        Engine(folder=folder / "engine", lock=app.root / "launcher" / "locks" / "engine.lock"),
+        Overlay(engine=folder / "engine", source=overlay),
+        Checkpoint(python=python, folder=folder, package=overlay / "spark_overlay"),
+        Launch(sources=overlay / "spark_overlay"),
+        Watcher(),
+        Ready(),
+        Check(),
+    ]
+    return ctx, steps
+
+
+def context(
+    app: App, settings: Settings, record: Record, folder: Path, program: tuple[str, ...]
+) -> Context:
+    """``program`` is what both ranks run; ``folder`` holds checkpoint, tables and caches."""
+
+    def place(role: Role) -> Place:
+        return Place(
+            node="local",
+            role=role,
+            host=HOST,
+            interface=INTERFACE,
+            model_dir=str(folder / "checkpoint"),
+            engram_dir=str(folder / "engram-src"),
+            program=program,
+        )
+
+    def plan(launch_id: str, master_port: int) -> Deployment:
+        site = Site(
+            name="rehearsal",
+            device="cpu",
+            head=place("head"),
+            worker=place("worker"),
+            master_port=master_port,
+            api_host=settings.text("BIND"),
+            api_port=settings.int("PORT"),
+            cache_dir=str(folder / "cache"),
+        )
+        return deploy(settings, site, launch_id)
+
+    return Context(
+        name=NAME,
+        root=app.root,
+        logs=app.logs,
+        settings=settings,
+        node=LocalNode(),
+        runtime=app.runtime(NAME),
+        store=app.store,
+        record=record,
+        console=app.console,
+        plan=plan,
+    )

@@ -1,0 +1,78 @@
+"""The one shape of a runtime: it starts a rank, says how it fares, and ends it.
+
+A runtime itself knows which rank it runs under a role; a launcher that was killed finds it again by
+asking. There is one rank for a role at a time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal, Protocol
+
+from launcher.deployment import Rank
+
+
+@dataclass(frozen=True)
+class RankStatus:
+    """How the rank of a role fares; ``absent`` when none was started since the last stop."""
+
+    role: str
+    state: Literal["running", "exited", "absent"]
+    launch_id: str = ""
+    pid: int | None = None
+    exit_code: int | None = None
+    signal: str | None = None  # name of the signal that ended it
+    since: float | None = None  # start, seconds since the epoch
+    ended: float | None = None
+    log: Path | None = None
+    note: str = ""  # what else is known of its end
+    last_lines: tuple[str, ...] = ()  # of its log, when it has ended
+
+    @property
+    def running(self) -> bool:
+        return self.state == "running"
+
+    def ending(self) -> str:
+        """How it ended, in words."""
+        if self.state == "absent":
+            return "was not started"
+        if self.state == "running":
+            return "runs"
+        if self.signal is not None:
+            how = f"ended by {self.signal}"
+        elif self.exit_code is not None:
+            how = f"ended with exit code {self.exit_code}"
+        else:
+            how = "ended, its exit code is unknown"
+        return f"{how} ({self.note})" if self.note else how
+
+
+class Runtime(Protocol):
+    def start(self, rank: Rank, launch_id: str) -> int:
+        """Start the rank and return the pid of its first process.
+
+        It outlives the launcher. Raises LauncherError when the role has a rank already or the
+        program cannot be started.
+        """
+        ...
+
+    def inspect(self, role: str) -> RankStatus: ...
+
+    def stop(self, role: str, grace: float) -> RankStatus:
+        """End the rank and all it started: asked first, after ``grace`` seconds forced.
+
+        Nothing to stop is fine. Returns how it was just before its record was cleared.
+        """
+        ...
+
+    def log_path(self, role: str) -> Path: ...
+
+    def tail(self, role: str, lines: int, emit: Callable[[str], None]) -> None:
+        """Emit the last ``lines`` lines of the rank's log."""
+        ...
+
+    def follow(self, role: str, lines: int, emit: Callable[[str], None]) -> None:
+        """Emit the last ``lines`` lines and then each new one until the rank has ended."""
+        ...

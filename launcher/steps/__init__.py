@@ -1,0 +1,1 @@
+"""Steps: the pieces of a boot, each with its own idea of being done."""

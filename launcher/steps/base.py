@@ -1,0 +1,69 @@
+"""What a step is, and what steps are given to work with."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from launcher.console import Console
+from launcher.deployment import Deployment
+from launcher.nodes.base import Node
+from launcher.record import Record
+from launcher.runtimes.base import Runtime
+from launcher.settings.values import Settings
+from launcher.state import Store
+
+ROLES = ("worker", "head")  # in the order of starting: the head waits for its workers
+
+
+@dataclass(frozen=True)
+class Context:
+    """One deployment being brought up: the same for every step."""
+
+    name: str  # rehearsal | pair
+    root: Path  # the checkout
+    logs: Path
+    settings: Settings
+    node: Node  # where the API, the engine and the state are
+    runtime: Runtime
+    store: Store
+    record: Record
+    console: Console
+    plan: Callable[[str, int], Deployment]  # (launch id, master port) -> what is deployed
+
+
+@dataclass(frozen=True)
+class Step:
+    """One piece of a boot. Subclasses are frozen too: what a step knows, it is made with.
+
+    ``needs`` are keys of steps whose redoing makes this one stale. A step that never counts as done
+    (a check of the moment) returns False from ``done`` and is needed by none.
+    """
+
+    key: str
+    title: str
+    needs: tuple[str, ...] = ()
+
+    def inputs(self, ctx: Context) -> str:
+        """A fingerprint of everything that decides the step's result."""
+        raise NotImplementedError
+
+    def done(self, ctx: Context) -> bool:
+        """Whether the result is really there. Asked when the fingerprint is the recorded one."""
+        raise NotImplementedError
+
+    def do(self, ctx: Context) -> None:
+        """Bring the result about, from whatever an interrupted earlier run left."""
+        raise NotImplementedError
+
+    def undo(self, ctx: Context) -> None:
+        """Take the result away because something it rests on is about to change. Idempotent."""
+
+
+def fingerprint(parts: Mapping[str, Any]) -> str:
+    text = json.dumps(parts, sort_keys=True, default=str)
+    return hashlib.sha256(text.encode()).hexdigest()[:32]

@@ -1,0 +1,123 @@
+"""The step that starts the ranks: the worker first, then the head, under one launch id."""
+
+from __future__ import annotations
+
+import hashlib
+import time
+import uuid
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from launcher import ports, processes
+from launcher.console import Console
+from launcher.record import Record
+from launcher.runtimes.base import RankStatus, Runtime
+from launcher.state import DeploymentRecord, RankRecord, Store
+from launcher.steps import preflight
+from launcher.steps.base import ROLES, Context, Step, fingerprint
+
+GRACE = 15.0  # seconds: a headless vLLM takes about five to end
+
+
+@dataclass(frozen=True)
+class Launch(Step):
+    key: str = "launch"
+    title: str = "launch (worker, then head)"
+    needs: tuple[str, ...] = ("engine", "overlay", "checkpoint")
+    sources: Path = Path()  # of the overlay: ranks that run older ones are stale
+    now: Callable[[], float] = time.time
+
+    def inputs(self, ctx: Context) -> str:
+        # The launch id and the free port differ each time; what else differs, the user changed.
+        plan = ctx.plan("any", 1)
+        return fingerprint({"deployment": plan.fingerprint, "sources": digest(self.sources)})
+
+    def done(self, ctx: Context) -> bool:
+        recorded = ctx.store.load().deployment
+        return recorded is not None and not recorded.stopping and both_run(ctx, recorded.launch_id)
+
+    def do(self, ctx: Context) -> None:
+        stop_all(ctx.store, ctx.runtime, ctx.record, ctx.console)
+        # What was free when the boot began may not be so after a long installation.
+        preflight.refuse(preflight.port(ctx))
+        launch_id = uuid.uuid4().hex[:12]
+        api_port = ctx.settings.int("PORT")
+        master_port = ports.free("127.0.0.1", avoid=[api_port])
+        plan = ctx.plan(launch_id, master_port)
+        for rank in plan.ranks:
+            for value in rank.secret_env.values():
+                ctx.record.secrets.add(value)
+        record = DeploymentRecord(
+            name=ctx.name,
+            launch_id=launch_id,
+            fingerprint=plan.fingerprint,
+            served_model_name=plan.served_model_name,
+            api_host=plan.api_host,
+            api_port=plan.api_port,
+            master_port=master_port,
+            boot_id=processes.boot_id(),
+            started=self.now(),
+            run=str(ctx.record.folder),
+            ranks=tuple(
+                RankRecord(
+                    rank.rank,
+                    rank.role,
+                    rank.node,
+                    str(ctx.runtime.log_path(rank.role)),
+                    dict(rank.ports),
+                )
+                for rank in plan.ranks
+            ),
+        )
+        # Recorded before anything runs: a killed launcher leaves ranks that the next one knows.
+        ctx.store.record(record)
+        for rank in sorted(plan.ranks, key=lambda rank: ROLES.index(rank.role)):
+            pid = ctx.runtime.start(rank, launch_id)
+            record = record.with_pid(rank.role, pid)
+            ctx.store.record(record)
+            fields = {"role": rank.role, "pid": pid, "launch_id": launch_id}
+            ctx.record.event(self.key, "rank started", **fields)
+            log = ctx.runtime.log_path(rank.role)
+            ctx.console.say(f"  {rank.role} started, pid {pid}, log {log}")
+
+    def undo(self, ctx: Context) -> None:
+        stop_all(ctx.store, ctx.runtime, ctx.record, ctx.console)
+
+
+def digest(folder: Path) -> str:
+    """One hash over the Python files of a folder, names included."""
+    total = hashlib.sha256()
+    for path in sorted(folder.rglob("*.py")):
+        total.update(f"{path.relative_to(folder)}\0".encode() + path.read_bytes() + b"\0")
+    return total.hexdigest()
+
+
+def both_run(ctx: Context, launch_id: str) -> bool:
+    found = [ctx.runtime.inspect(role) for role in ROLES]
+    return all(rank.running and rank.launch_id == launch_id for rank in found)
+
+
+def stop_all(
+    store: Store, runtime: Runtime, record: Record, console: Console, grace: float = GRACE
+) -> list[RankStatus]:
+    """End both ranks at the same time, whatever is recorded of them; how each had been.
+
+    The record says so before, so that the watcher does not report an end that was asked for.
+    """
+    recorded = store.load().deployment
+    if recorded is not None and not recorded.stopping:
+        store.record(replace(recorded, stopping=True))
+    before = [runtime.inspect(role) for role in ROLES]
+    running = [rank for rank in before if rank.running]
+    for rank in running:
+        record.event("stop", "stopping", role=rank.role, pid=rank.pid)
+        console.say(f"  ending the {rank.role} (pid {rank.pid})")
+    with ThreadPoolExecutor(len(ROLES)) as pool:
+        list(pool.map(lambda role: runtime.stop(role, grace), ROLES))
+    for rank in running:
+        record.event("stop", "stopped", role=rank.role, pid=rank.pid)
+    if recorded is not None:
+        store.record(None)
+    return before

@@ -1,0 +1,1 @@
+"""Watchers: small processes that outlive the launcher and report."""

@@ -1,0 +1,34 @@
+"""How the torch path multiplies: exactly enough on a CPU that a token's result depends on nothing else.
+
+A float32 product sums in an order that changes with the number of rows, and one flipped bf16 rounding
+in a sparse, routed model grows into another token. Summed in float64, the same token gives the same
+bits alone, in a batch, in a chunk and as a draft to verify: what the rehearsal compares, it compares
+exactly. A GPU's torch path sums as its libraries do.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+
+def weight_dtype(device: torch.device, activation: torch.dtype) -> torch.dtype:
+    """The dtype a decoded weight is kept in: float64 on a CPU, the activations' on a GPU."""
+    return torch.float64 if device.type == "cpu" else activation
+
+
+def matmul(x: Tensor, weight: Tensor, dtype: torch.dtype) -> Tensor:
+    """``x [..., in] @ weight [in, out]`` summed in the weight's dtype (float64 on a CPU), as ``dtype``."""
+    if x.device.type == "cpu":
+        return (x.double() @ weight.double()).to(dtype)
+    return (x.to(weight.dtype) @ weight).to(dtype)
+
+
+def wide(x: Tensor) -> Tensor:
+    """``x`` in the dtype sums are made in: float64 on a CPU, float32 elsewhere."""
+    return x.double() if x.device.type == "cpu" else x.float()
+
+
+def einsum(equation: str, *operands: Tensor) -> Tensor:
+    """``torch.einsum`` of ``wide`` operands; float32 out."""
+    return torch.einsum(equation, *(wide(operand) for operand in operands)).float()

@@ -1,0 +1,255 @@
+"""The verbs as a user meets them: real launcher processes, stub ranks, exit codes and words."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import pytest
+import stub_launcher
+from test_state import DEPLOYMENT
+
+from launcher import cli, ports
+from launcher.state import Store
+
+HERE = Path(__file__).resolve().parent
+KEY = "the-api-key-9000"
+
+
+@dataclass(frozen=True)
+class Ended:
+    code: int
+    said: str
+
+
+@dataclass(frozen=True)
+class Checkout:
+    root: Path
+    port: int
+
+    @property
+    def logs(self) -> Path:
+        return self.root / "logs"
+
+    def begin(self, *words: str, stub: str = "{}") -> subprocess.Popen[str]:
+        """As a process of its own."""
+        return subprocess.Popen(
+            [sys.executable, str(HERE / "stub_launcher.py"), str(self.root), *words],
+            env={**os.environ, "STUB": stub},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+
+    def run(self, *words: str, stub: str = "{}") -> Ended:
+        """In this process, which saves the start of a Python; nothing else differs."""
+        said = io.StringIO()
+        environ = {**os.environ, "STUB": stub}
+        with contextlib.redirect_stdout(said), contextlib.redirect_stderr(said):
+            code = cli.main(words, root=self.root, environ=environ, build=stub_launcher.build)
+        return Ended(code, said.getvalue())
+
+    def configure(self, *lines: str) -> None:
+        own = [f"PORT={self.port}", f"VLLM_API_KEY={KEY}"]
+        (self.root / ".env").write_text("\n".join([*own, *lines]) + "\n")
+
+    def pid(self, role: str) -> int:
+        path = self.logs / "ranks" / role / "rank.json"
+        return int(json.loads(path.read_text())["pid"])
+
+
+@pytest.fixture
+def checkout(tmp_path: Path) -> Iterator[Checkout]:
+    made = Checkout(tmp_path, ports.free("127.0.0.1"))
+    made.configure()
+    yield made
+    if made.logs.exists():
+        made.run("stop")
+
+
+def until(true: Callable[[], bool], seconds: float = 10.0) -> None:
+    deadline = time.monotonic() + seconds
+    while not true():
+        assert time.monotonic() < deadline, "it did not come to pass"
+        time.sleep(0.02)
+
+
+def test_from_down_through_starting_to_serving_and_back(checkout: Checkout) -> None:
+    down = checkout.run("status")
+    assert down.code == 1, down.said
+    assert "no deployment is recorded" in down.said
+
+    slow = '{"head": {"boot": 0.8}}'
+    first = checkout.begin("rehearse", stub=slow)
+    store = Store(checkout.logs / "state.json")
+    until(lambda: "rehearsal/watch" in store.load().steps)
+    starting = checkout.run("status")
+    assert starting.code == 4, starting.said
+    assert f"a launcher is at work: pid {first.pid}, verb rehearse" in starting.said
+
+    second = checkout.run("rehearse", stub=slow)
+    assert second.code == 1
+    assert f"pid {first.pid}, verb rehearse, since" in second.said
+
+    first.send_signal(signal.SIGINT)
+    said, _ = first.communicate(timeout=10)
+    assert first.returncode == 130, said
+    assert "the worker and the head run on" in said
+    head = checkout.pid("head")
+
+    went_on = checkout.run("rehearse", stub=slow)
+    assert went_on.code == 0, went_on.said
+    assert checkout.pid("head") == head
+    assert f"curl -s http://127.0.0.1:{checkout.port}/v1/chat/completions" in went_on.said
+    assert '-H "Authorization: Bearer $VLLM_API_KEY"' in went_on.said
+
+    began = time.monotonic()
+    serving = checkout.begin("status", "--probe", "--json")
+    said, _ = serving.communicate()
+    assert time.monotonic() - began < 1.5
+    assert serving.returncode == 0, said
+    told = json.loads(said)
+    assert told["state"] == "serving"
+    assert {rank["role"]: rank["state"] for rank in told["ranks"]} == {
+        "head": "running",
+        "worker": "running",
+    }
+
+    again = checkout.run("rehearse", stub=slow)
+    assert again.code == 0
+    assert "served already and nothing has changed" in again.said
+
+    stopped = checkout.run("stop")
+    assert stopped.code == 0, stopped.said
+    assert "is stopped" in stopped.said
+    assert checkout.run("status").code == 1
+    # The watcher ends without a report: this end was asked for.
+    until(lambda: "stopped or replaced" in "".join(read(checkout.logs / "runs")))
+    assert "rank died" not in "".join(read(checkout.logs / "runs"))
+    for path in [*checkout.logs.rglob("*")]:
+        assert path.is_dir() or KEY.encode() not in path.read_bytes(), path
+
+
+def read(folder: Path) -> list[str]:
+    return [path.read_text() for path in folder.rglob("*") if path.is_file()]
+
+
+def test_a_dead_rank_while_serving_and_a_restart_that_is_refused_in_time(
+    checkout: Checkout,
+) -> None:
+    assert checkout.run("rehearse").code == 0
+    head, worker = checkout.pid("head"), checkout.pid("worker")
+
+    # A restart that cannot succeed is refused before anything is stopped.
+    checkout.configure("MAX_NUM_SEQS=0")
+    refused = checkout.run("restart")
+    assert refused.code == 2, refused.said
+    assert "MAX_NUM_SEQS" in refused.said
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        checkout.configure()
+        refused = checkout.run("restart", "--set", f"PORT={other.getsockname()[1]}")
+        assert refused.code == 1
+        assert f"is taken by pid {os.getpid()}" in refused.said
+    assert checkout.run("status").code == 0
+    assert (checkout.pid("head"), checkout.pid("worker")) == (head, worker)
+
+    os.kill(worker, signal.SIGKILL)
+    watched = checkout.logs / "watch.log"
+    until(lambda: "rank died: worker, ended by SIGKILL" in watched.read_text())
+    half = checkout.run("status")
+    assert half.code == 3, half.said
+    assert "the worker ended by SIGKILL" in half.said
+    assert "worker ended: signal SIGKILL" in half.said
+
+    restarted = checkout.run("restart")
+    assert restarted.code == 0, restarted.said
+    assert checkout.pid("head") != head
+
+
+def test_a_rank_that_dies_in_the_boot_ends_the_wait_at_once(checkout: Checkout) -> None:
+    stub = '{"worker": {"mode": "die", "after": 0.2, "code": 9}, "head": {"boot": 60}}'
+    died = checkout.run("rehearse", stub=stub)
+    assert died.code == 1
+    assert "the worker ended with exit code 9" in died.said
+    assert "RuntimeError: the stub was told to die" in died.said
+    assert "worker.log" in died.said
+    assert checkout.run("status").code == 3
+
+
+def test_an_api_that_tells_something_else_each_time_fails_the_check(checkout: Checkout) -> None:
+    drift = checkout.run("rehearse", stub='{"head": {"mode": "drift"}}')
+    assert drift.code == 1
+    assert "the same request gave 'hello 2' and then 'hello 3'" in drift.said
+
+    # Logs of the pair that still runs: the last lines, then detach by Ctrl-C.
+    shown = checkout.run("logs", "head", "-n", "1", "--no-follow")
+    assert (shown.code, shown.said) == (0, "Application startup complete.\n")
+    following = checkout.begin("logs", "worker", "-n", "5")
+    assert following.stdout is not None
+    assert following.stdout.readline().startswith("worker of ")
+    following.send_signal(signal.SIGINT)
+    said, _ = following.communicate(timeout=10)
+    assert following.returncode == 130
+    assert "the worker runs on" in said
+
+
+def test_a_taken_port_is_told_with_its_holder_before_anything_starts(checkout: Checkout) -> None:
+    with socket.create_server(("127.0.0.1", checkout.port)):
+        refused = checkout.run("rehearse")
+    assert refused.code == 1
+    taken = f"port {checkout.port} on 127.0.0.1 is taken by pid {os.getpid()} of user"
+    assert taken in refused.said
+    assert not (checkout.logs / "ranks").exists()
+
+
+def test_a_recorded_pair_is_not_touched(checkout: Checkout) -> None:
+    store = Store(checkout.logs / "state.json")
+    store.record(replace(DEPLOYMENT, name="pair"))
+    refused = checkout.run("rehearse")
+    assert refused.code == 1
+    assert "the pair is recorded as up" in refused.said
+    assert checkout.run("stop").code == 2
+    store.record(None)
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["stat"], "'stat' is not a verb; did you mean start?"),
+        (["rehearsal"], "did you mean rehearse?"),
+        (["start"], "./start.sh rehearse"),
+        ([], "./start.sh rehearse"),
+        (["download"], "./start.sh rehearse"),
+        (["rehearse", "--set", "PORTT=1"], "did you mean PORT?"),
+        (["logs", "third"], "invalid choice"),
+    ],
+)
+def test_what_cannot_be_done_is_exit_2_with_a_way_on(
+    checkout: Checkout, capfd: pytest.CaptureFixture[str], words: list[str], said: str
+) -> None:
+    assert cli.main(words, root=checkout.root, environ={}) == 2
+    out, err = capfd.readouterr()
+    assert said in out + err
+
+
+def test_help_names_every_verb(capfd: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["help"]) == 0
+    out, _ = capfd.readouterr()
+    for verb in cli.VERBS:
+        assert f"\n  {verb} " in out
+
+
+if __name__ == "__main__":
+    from _standalone import main
+
+    main(__file__)
