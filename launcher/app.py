@@ -45,9 +45,7 @@ class App:
         self, overrides: Sequence[str], say: Callable[[str], None] | None = None
     ) -> Settings:
         """The rehearsal's settings. Their secrets are masked from here on, wherever we write."""
-        found = load(
-            self.root, self.environ, overrides, PROFILE, say=say or self.console.warn
-        )
+        found = load(self.root, self.environ, overrides, PROFILE, say=say or self.console.warn)
         for _, resolved in found.items():
             if isinstance(resolved.value, Secret):
                 self.secrets.add(resolved.value.reveal())

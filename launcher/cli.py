@@ -73,7 +73,8 @@ def main(
         print(usage(), file=sys.stderr)
         return 2
     for number in (signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, _interrupt)
+        if signal.getsignal(number) is not signal.SIG_IGN:  # as nohup leaves it
+            signal.signal(number, _interrupt)
     try:
         return _run(app, verb, rest)
     except LauncherError as error:
@@ -110,7 +111,7 @@ def _run(app: App, verb: str, rest: list[str]) -> int:
     if verb == "test":
         from launcher import testing
 
-        return int(testing.run(rest))
+        return testing.run(rest, root=app.root, environ=app.environ)
     args = parser(verb).parse_args(rest)
     if verb == "config":
         return cli_config.run(args)

@@ -198,11 +198,22 @@ def _cuda_env(settings: Settings, place: Place) -> dict[str, str]:
             int(settings.flag("VLLM_DISABLE_SHARED_EXPERTS_STREAM"))
         ),
     }
-    for key in ("NCCL_CROSS_NIC", "NCCL_BUFFSIZE", "NCCL_LL128_BUFFSIZE", "NCCL_MAX_NCHANNELS",
-                "VLLM_SPARSE_INDEXER_MAX_LOGITS_MB"):
+    for key in (
+        "NCCL_CROSS_NIC",
+        "NCCL_BUFFSIZE",
+        "NCCL_LL128_BUFFSIZE",
+        "NCCL_MAX_NCHANNELS",
+        "VLLM_SPARSE_INDEXER_MAX_LOGITS_MB",
+    ):
         env[key] = str(settings.int(key))
-    for key in ("NCCL_DEBUG", "NCCL_DEBUG_SUBSYS", "NCCL_PROTO", "PYTORCH_CUDA_ALLOC_CONF",
-                "TORCH_CUDA_ARCH_LIST", "FLASHINFER_CUDA_ARCH_LIST"):
+    for key in (
+        "NCCL_DEBUG",
+        "NCCL_DEBUG_SUBSYS",
+        "NCCL_PROTO",
+        "PYTORCH_CUDA_ALLOC_CONF",
+        "TORCH_CUDA_ARCH_LIST",
+        "FLASHINFER_CUDA_ARCH_LIST",
+    ):
         if text := settings.text(key):
             env[key] = text
     return env

@@ -62,10 +62,9 @@ def standing(app: App, probe: float | None = None) -> Report:
             within=WITHIN,
             probe=probe,
         )
-        if launcher is not None and verdict.standing is Standing.DOWN:
-            began = {"rehearse", "restart"}
-            if launcher.verb in began and all(rank.state == "absent" for rank in ranks):
-                verdict = Verdict(Standing.STARTING, "the ranks are about to be started", ranks)
+    at_work = launcher is not None and launcher.verb in ("rehearse", "restart")
+    if at_work and all(rank.state == "absent" for rank in ranks):
+        verdict = Verdict(Standing.STARTING, "no rank runs yet", ranks)
     return Report(
         _headline(deployment, verdict), verdict, deployment, launcher, _hints(verdict, launcher)
     )
@@ -81,7 +80,7 @@ def _unrecorded(ranks: tuple[RankStatus, ...]) -> Verdict:
 
 def _headline(deployment: DeploymentRecord | None, verdict: Verdict) -> str:
     if deployment is None:
-        return f"{_WORDS[verdict.standing]}: {verdict.reason}"
+        return f"the deployment {_WORDS[verdict.standing]}: {verdict.reason}"
     api = Api(deployment.api_host, deployment.api_port)
     at = f"{api.url} as {deployment.served_model_name}, launch {deployment.launch_id}"
     return f"the {deployment.name} {_WORDS[verdict.standing]}: {verdict.reason} ({at})"

@@ -186,5 +186,3 @@ def running_on(app: App) -> list[str]:
     recorded = app.store.load().deployment
     runtime = app.runtime(rehearsal.NAME if recorded is None else recorded.name)
     return [role for role in ROLES if runtime.inspect(role).running]
-
-

@@ -1,11 +1,30 @@
-"""Makes `launcher` and `spark_overlay` importable from the checkout, however pytest is started."""
+"""Makes `launcher` and `spark_overlay` importable from the checkout, however pytest is started.
+
+Where SPARK_TEST_DEMAND is set (CI), a skipped test fails the run: nothing passes by skipping.
+"""
 
 from __future__ import annotations
 
+import os
 import sys
 from pathlib import Path
+
+# numpy's BLAS would start a thread per core in each process; the tests' matrices are small.
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+
+import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
 for place in (ROOT / "tests", ROOT / "overlay", ROOT):
     if str(place) not in sys.path:
         sys.path.insert(0, str(place))
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    if not os.environ.get("SPARK_TEST_DEMAND"):
+        return
+    reporter = session.config.pluginmanager.get_plugin("terminalreporter")
+    skipped = len(reporter.stats.get("skipped", ())) if reporter else 0
+    if skipped and session.exitstatus == pytest.ExitCode.OK:
+        reporter.write_line(f"{skipped} skipped, and nothing may be skipped here", red=True)
+        session.exitstatus = pytest.ExitCode.TESTS_FAILED

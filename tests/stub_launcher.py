@@ -55,7 +55,7 @@ class FakeStep(Step):
             # A real child does the writing, so that a killed launcher is seen to take it along.
             path = self.folder / f"{self.key}.{part}"
             write = f"open({str(path)!r}, 'w').write({self._input()!r})"
-            code = f"import time; time.sleep(0.1); {write}"
+            code = f"import time; time.sleep(0.05); {write}"
             ctx.node.run([sys.executable, "-S", "-c", code])
 
 

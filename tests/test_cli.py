@@ -89,7 +89,7 @@ def test_from_down_through_starting_to_serving_and_back(checkout: Checkout) -> N
     assert down.code == 1, down.said
     assert "no deployment is recorded" in down.said
 
-    slow = '{"head": {"boot": 0.8}}'
+    slow = '{"head": {"boot": 0.5}}'
     first = checkout.begin("rehearse", stub=slow)
     store = Store(checkout.logs / "state.json")
     until(lambda: "rehearsal/watch" in store.load().steps)

@@ -67,7 +67,9 @@ def words(runtime: ProcessRuntime, count: int) -> list[str]:
 
 def test_an_exit_code_and_the_last_lines_are_kept(runtime: ProcessRuntime) -> None:
     assert runtime.inspect("head").state == "absent"
-    pid = runtime.start(rank("import sys; print('last words'); sys.exit(3)"), "one")
+    # The noise at the end is left out, and our own line starts on a line of its own.
+    code = "import sys; print('last words'); print(' - leaked function x', end=''); sys.exit(3)"
+    pid = runtime.start(rank(code), "one")
     status = ended(runtime)
     assert (status.state, status.exit_code, status.signal) == ("exited", 3, None)
     assert (status.launch_id, status.pid) == ("one", pid)

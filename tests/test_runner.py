@@ -170,7 +170,7 @@ def test_kill_9_of_the_launcher_anywhere_and_the_next_run_ends_well(tmp_path: Pa
     try:
         for _ in range(3):
             child = launcher(root, "rehearse", env)
-            time.sleep(dice.uniform(0.3, 1.2))
+            time.sleep(dice.uniform(0.2, 1.0))
             child.send_signal(signal.SIGKILL)
             child.communicate()
             before = {path: path.stat().st_mtime_ns for path in steps.iterdir()}

@@ -30,7 +30,9 @@ from typing import Any
 from launcher import clock, detached, files, processes
 
 GRACE = 15.0  # seconds, where stop.json does not say
-LEFTOVER_GRACE = 2.0  # seconds for what the rank left behind
+# Seconds for what the rank left behind: time for Python's resource tracker, which outlives the
+# others to unlink the shared memory that they could not.
+LEFTOVER_GRACE = 1.0
 WATCHED = {signal.SIGCHLD, signal.SIGTERM, signal.SIGINT, signal.SIGHUP}
 
 
@@ -134,18 +136,13 @@ def _wait(pid: int, ticks: int, folder: Path) -> tuple[int, bool]:
                 return os.waitstatus_to_exitcode(raw), deadline is not None
         now = time.monotonic()
         if deadline is not None and now >= deadline:
-            for process in [*_mine(pid, ticks), *processes.below(os.getpid())]:
-                processes.send(process.pid, process.ticks, signal.SIGKILL)
+            processes.send(pid, ticks, signal.SIGKILL)  # its children: see _leave
             deadline = now + 1.0
         pause = 60.0 if deadline is None else max(0.01, deadline - now)
         got = signal.sigtimedwait(WATCHED, pause)
         if got is not None and got.si_signo == signal.SIGTERM and deadline is None:
             deadline = time.monotonic() + _grace(folder)
             processes.send(pid, ticks, signal.SIGTERM)
-
-
-def _mine(pid: int, ticks: int) -> list[processes.Process]:
-    return processes.in_session(pid, ticks)
 
 
 def _grace(folder: Path) -> float:
@@ -161,9 +158,8 @@ def _leave(order: Order, folder: Path, status: int, asked: bool) -> None:
     now = time.time()
     name = signal.Signals(-status).name if status < 0 else None
     words = f"signal {name}" if name else f"exit code {status}"
-    with open(order.log, "ab", buffering=0) as log:
-        why = ", as asked" if asked else ""
-        log.write(f"[spark] {order.role} ended: {words}{why}, {clock.stamp(now)}\n".encode())
+    why = ", as asked" if asked else ""
+    _note(order, f"[spark] {order.role} ended: {words}{why}, {clock.stamp(now)}\n")
     files.replace_json(
         folder / "exit.json",
         {
@@ -180,10 +176,18 @@ def _leave(order: Order, folder: Path, status: int, asked: bool) -> None:
         # This process adopted every orphan of the rank, those that left its session included.
         return processes.below(os.getpid())
 
-    count = processes.end(rest, grace=0.0 if asked else LEFTOVER_GRACE)
+    count = processes.end(rest, grace=LEFTOVER_GRACE)
     if count:
-        with open(order.log, "ab", buffering=0) as log:
-            log.write(f"[spark] {order.role}: ended {count} processes it left behind\n".encode())
+        _note(order, f"[spark] {order.role}: ended {count} processes it left behind\n")
+
+
+def _note(order: Order, line: str) -> None:
+    """Append a line of our own to the rank's log, on a line of its own."""
+    with open(order.log, "ab+", buffering=0) as log:
+        if log.seek(0, os.SEEK_END):
+            log.seek(-1, os.SEEK_END)
+            line = line if log.read(1) == b"\n" else f"\n{line}"
+        log.write(line.encode())
 
 
 def _reap() -> None:

@@ -21,6 +21,15 @@ from launcher.errors import LauncherError
 from launcher.runtimes.base import RankStatus
 
 LAST_LINES = 20
+NOISE = (
+    "nanobind: leaked",
+    "leaked function",
+    "leaked type",
+    "skipped remainder",
+    "nanobind: this is likely",
+    "nanobind.readthedocs.io",
+    "resource_tracker",
+)
 TAIL_BYTES = 1 << 18  # how far back a followed log is read
 
 
@@ -87,7 +96,7 @@ class ProcessRuntime:
             if processes.alive(known["keeper"], known["keeper_ticks"]):
                 return RankStatus(**base, state="running")
             ended = self._exit(folder, known)  # it may have written just before it went
-        lines = files.tail(self.log_path(role), LAST_LINES)
+        lines = _telling(files.tail(self.log_path(role), 10 * LAST_LINES))
         if ended is None:
             note = "its keeper process was killed"
             return RankStatus(**base, state="exited", note=note, last_lines=lines)
@@ -116,9 +125,7 @@ class ProcessRuntime:
                     time.sleep(0.02)
                 processes.send(keeper, ticks, signal.SIGKILL)
             # What a killed keeper could not end any more.
-            processes.end(
-                lambda: processes.in_session(known["pid"], known["ticks"]), grace=0.0
-            )
+            processes.end(lambda: processes.in_session(known["pid"], known["ticks"]), grace=0.0)
         last = self.inspect(role)
         for name in ("rank.json", "exit.json", "stop.json"):
             (folder / name).unlink(missing_ok=True)
@@ -186,9 +193,7 @@ class ProcessRuntime:
         ended = files.read_json(folder / "exit.json")
         return ended if ended is not None and ended["launch_id"] == known["launch_id"] else None
 
-    def _take(
-        self, role: str, folder: Path, give_up: Callable[[], bool] = lambda: False
-    ) -> int:
+    def _take(self, role: str, folder: Path, give_up: Callable[[], bool] = lambda: False) -> int:
         """The role's lock, to be inherited by the keeper; a leaving keeper gets a moment.
 
         Returns without the lock as soon as ``give_up`` says so.
@@ -242,6 +247,12 @@ class ProcessRuntime:
                 notes,
             )
         return int(answer["pid"])
+
+
+def _telling(lines: tuple[str, ...]) -> tuple[str, ...]:
+    """The last lines without those that every Python with torch prints on its way out."""
+    kept = [line for line in lines if line.strip() and not any(mark in line for mark in NOISE)]
+    return tuple(kept[-LAST_LINES:])
 
 
 def _replaced(path: Path, fd: int) -> bool:

@@ -71,7 +71,9 @@ def explain(settings: Settings, width: int) -> str:
         later = "" if setting.reader == "now" else " [not used yet]"
         limits = f" ({setting.range_text})" if setting.range_text else ""
         lines += textwrap.wrap(
-            setting.meaning + limits + later, max(60, width), initial_indent="      ",
+            setting.meaning + limits + later,
+            max(60, width),
+            initial_indent="      ",
             subsequent_indent="      ",
         )
     return "\n".join(lines[1:])

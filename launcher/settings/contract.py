@@ -63,8 +63,9 @@ def stock_or_integer(text: str, low: int, high: int) -> str:
     try:
         return str(integer(text, low, high))
     except Violation as problem:
-        raise Violation(f"must be the word stock, or {str(problem).removeprefix('must be ')}") \
-            from None
+        raise Violation(
+            f"must be the word stock, or {str(problem).removeprefix('must be ')}"
+        ) from None
 
 
 def ipv4(text: str) -> str:

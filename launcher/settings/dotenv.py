@@ -81,8 +81,11 @@ def parse(text: str) -> tuple[list[Entry], list[Problem]]:
                     problems.append(Problem(line, f"{key}: holds a NUL character"))
                 elif key in first_line:
                     problems.append(
-                        Problem(line, f"{key} stands a second time (first on line "
-                                f"{first_line[key]}); keep one of the two")
+                        Problem(
+                            line,
+                            f"{key} stands a second time (first on line "
+                            f"{first_line[key]}); keep one of the two",
+                        )
                     )
                 else:
                     first_line[key] = line

@@ -62,8 +62,10 @@ def _exposure(values: Mapping[str, Value | Secret]) -> list[str]:
     bind = str(values["BIND"])
     if bind.startswith("127.") or values["VLLM_API_KEY"] or values["ALLOW_NO_AUTH"]:
         return []
-    return [f"{bind} opens the API to the network without a key; set VLLM_API_KEY, or "
-            "ALLOW_NO_AUTH=1 if that is meant"]
+    return [
+        f"{bind} opens the API to the network without a key; set VLLM_API_KEY, or "
+        "ALLOW_NO_AUTH=1 if that is meant"
+    ]
 
 
 def _extra_args(values: Mapping[str, Value | Secret]) -> list[str]:
@@ -84,8 +86,7 @@ def _extra_args(values: Mapping[str, Value | Secret]) -> list[str]:
         elif name == "--moe-backend":
             backend = value or "".join(arguments[position + 1 : position + 2])
             if backend == "marlin":
-                found.append("must not choose the marlin MoE backend: it cannot read "
-                             "EXL3 experts")
+                found.append("must not choose the marlin MoE backend: it cannot read EXL3 experts")
     return found
 
 

@@ -44,7 +44,10 @@ class Settings:
     """All keys of the table. Frozen; made by `load.load` or `resolve`."""
 
     def __init__(
-        self, root: Path, base: tuple[Layer, ...], top: tuple[Layer, ...],
+        self,
+        root: Path,
+        base: tuple[Layer, ...],
+        top: tuple[Layer, ...],
         profile: tuple[Layer, ...] = (),
     ) -> None:
         """Layers later in `base`, `profile`, `top` win. Raises UsageError with all violations."""

@@ -50,9 +50,7 @@ class Checkpoint(Step):
             now["text"] = text.strip() or now["text"]
 
         argv = [str(self.python), "-m", MODULE, "--out", str(self.folder)]
-        made = ctx.node.run(
-            argv, line=line, tick=lambda: ctx.console.progress(now["text"], since)
-        )
+        made = ctx.node.run(argv, line=line, tick=lambda: ctx.console.progress(now["text"], since))
         if made.status != 0:
             raise LauncherError(
                 f"{MODULE} failed with exit code {made.status}:\n{made.last(12)}",
@@ -65,7 +63,6 @@ class Checkpoint(Step):
                 "every file of the manifest at its recorded size",
                 f"remove {self.folder / 'checkpoint'} and run ./start.sh rehearse again",
             )
-
 
     def _manifest(self, ctx: Context) -> Mapping[str, Any]:
         try:

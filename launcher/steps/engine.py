@@ -79,10 +79,13 @@ class Engine(Step):
                 "free some space, or set REHEARSAL_DIR to a directory on another disk in .env",
             )
         make = [sys.executable, "-m", "venv", str(self.folder)]
-        _checked(ctx, make, "making the environment", "install Python's venv module")
-        pip(ctx, self.python, "torch", [*TORCH])
-        pip(ctx, self.python, "what vLLM imports", ["--no-deps", "-r", str(self.lock)])
-        pip(ctx, self.python, "vLLM", ["--no-deps", VLLM])
+        _checked(ctx, self.key, make, "making the environment", "install Python's venv module")
+        for what, arguments in (
+            ("torch", [*TORCH]),
+            ("what vLLM imports", ["--no-deps", "-r", str(self.lock)]),
+            ("vLLM", ["--no-deps", VLLM]),
+        ):
+            pip(ctx, self.key, self.python, what, arguments)
         ctx.node.write(self.folder / MARKER, json.dumps({"fingerprint": wanted}).encode())
 
 
@@ -95,12 +98,13 @@ def marker(ctx: Context, path: Path) -> str | None:
     return value.get("fingerprint") if isinstance(value, dict) else None
 
 
-def pip(ctx: Context, python: Path, what: str, arguments: list[str]) -> None:
+def pip(ctx: Context, step: str, python: Path, what: str, arguments: list[str]) -> None:
     """pip install into the environment of ``python``, its lines condensed into one that moves."""
     argv = [str(python), "-m", "pip", "install", "--no-input", "--disable-pip-version-check"]
     argv += ["--progress-bar", "off", "--no-color", *arguments]
     _checked(
         ctx,
+        step,
         argv,
         f"installing {what}",
         "check the network (pip's own settings and proxies apply), then run the same command again",
@@ -129,6 +133,7 @@ class Progress:
 
 def _checked(
     ctx: Context,
+    step: str,
     argv: list[str],
     what: str,
     advice: str,
@@ -142,7 +147,7 @@ def _checked(
     now = {"text": what}
 
     def line(text: str) -> None:
-        ctx.record.text("engine", text)
+        ctx.record.text(step, text)
         if progress is not None:
             now["text"] = f"{what}: {progress(text)}"
 

@@ -12,6 +12,7 @@ from pathlib import Path
 
 from launcher import ports, processes
 from launcher.console import Console
+from launcher.errors import LauncherError
 from launcher.record import Record
 from launcher.runtimes.base import RankStatus, Runtime
 from launcher.state import DeploymentRecord, RankRecord, Store
@@ -26,13 +27,14 @@ class Launch(Step):
     key: str = "launch"
     title: str = "launch (worker, then head)"
     needs: tuple[str, ...] = ("engine", "overlay", "checkpoint")
-    sources: Path = Path()  # of the overlay: ranks that run older ones are stale
+    sources: Path | None = None  # of the overlay: ranks that run older ones are stale
     now: Callable[[], float] = time.time
 
     def inputs(self, ctx: Context) -> str:
         # The launch id and the free port differ each time; what else differs, the user changed.
         plan = ctx.plan("any", 1)
-        return fingerprint({"deployment": plan.fingerprint, "sources": digest(self.sources)})
+        code = digest(self.sources) if self.sources else ""
+        return fingerprint({"deployment": plan.fingerprint, "sources": code})
 
     def done(self, ctx: Context) -> bool:
         recorded = ctx.store.load().deployment
@@ -74,7 +76,11 @@ class Launch(Step):
         # Recorded before anything runs: a killed launcher leaves ranks that the next one knows.
         ctx.store.record(record)
         for rank in sorted(plan.ranks, key=lambda rank: ROLES.index(rank.role)):
-            pid = ctx.runtime.start(rank, launch_id)
+            try:
+                pid = ctx.runtime.start(rank, launch_id)
+            except LauncherError:
+                stop_all(ctx.store, ctx.runtime, ctx.record, ctx.console)  # no half a pair
+                raise
             record = record.with_pid(rank.role, pid)
             ctx.store.record(record)
             fields = {"role": rank.role, "pid": pid, "launch_id": launch_id}

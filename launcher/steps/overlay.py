@@ -32,6 +32,5 @@ class Overlay(Step):
         ctx.node.remove(self.engine / MARKER)
         python = self.engine / "bin" / "python"
         arguments = ["--no-deps", "--no-build-isolation", "-e", str(self.source)]
-        pip(ctx, python, "the overlay", arguments)
+        pip(ctx, self.key, python, "the overlay", arguments)
         ctx.node.write(self.engine / MARKER, json.dumps({"fingerprint": wanted}).encode())
-

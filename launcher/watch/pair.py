@@ -69,9 +69,7 @@ def main(argv: list[str]) -> int:
 
     def ours() -> bool:
         recorded = store.load().deployment
-        return (
-            recorded is not None and recorded.launch_id == launch_id and not recorded.stopping
-        )
+        return recorded is not None and recorded.launch_id == launch_id and not recorded.stopping
 
     def report(status: RankStatus) -> None:
         fields = {

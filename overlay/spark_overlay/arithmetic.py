@@ -1,9 +1,9 @@
-"""How the torch path multiplies: exactly enough on a CPU that a token's result depends on nothing else.
+"""How the torch path sums: on a CPU so exactly that a token's result depends on nothing else.
 
-A float32 product sums in an order that changes with the number of rows, and one flipped bf16 rounding
-in a sparse, routed model grows into another token. Summed in float64, the same token gives the same
-bits alone, in a batch, in a chunk and as a draft to verify: what the rehearsal compares, it compares
-exactly. A GPU's torch path sums as its libraries do.
+A float32 product sums in an order that changes with the number of rows, and one flipped bf16
+rounding in a sparse, routed model grows into another token. Summed in float64, the same token gives
+the same bits alone, in a batch, in a chunk and as a draft to verify: what the rehearsal compares,
+it compares exactly. A GPU's torch path sums as its libraries do.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ def weight_dtype(device: torch.device, activation: torch.dtype) -> torch.dtype:
 
 
 def matmul(x: Tensor, weight: Tensor, dtype: torch.dtype) -> Tensor:
-    """``x [..., in] @ weight [in, out]`` summed in the weight's dtype (float64 on a CPU), as ``dtype``."""
+    """``x [..., in] @ weight [in, out]`` as ``dtype``, summed in float64 on a CPU."""
     if x.device.type == "cpu":
         return (x.double() @ weight.double()).to(dtype)
     return (x.to(weight.dtype) @ weight).to(dtype)

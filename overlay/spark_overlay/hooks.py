@@ -24,9 +24,9 @@ class HookError(RuntimeError):
 
 @dataclass(frozen=True)
 class Hook:
-    """``target`` is ``module:name`` or ``module:Class.name``. ``parameters`` are the leading ones the
-    replacement relies on (None: not callable by us, only its existence counts). ``replacement`` is
-    ``module:name`` inside the overlay."""
+    """``target`` is ``module:name`` or ``module:Class.name``. ``parameters`` are the leading ones
+    the replacement relies on (None: not callable by us, only its existence counts). ``replacement``
+    is ``module:name`` inside the overlay."""
 
     target: str
     parameters: tuple[str, ...] | None
@@ -45,8 +45,8 @@ class Hook:
             getattr(owner, name)
         except (ImportError, AttributeError) as error:
             raise HookError(
-                f"vLLM {installed()} has no {self.target} ({error}); the overlay replaces it because: "
-                f"{self.reason}. Use a vLLM the overlay supports, or a newer overlay"
+                f"vLLM {installed()} has no {self.target} ({error}); the overlay replaces it "
+                f"because: {self.reason}. Use a vLLM the overlay supports, or a newer overlay"
             ) from error
         return owner, name
 
@@ -60,9 +60,9 @@ class Hook:
         found = tuple(inspect.signature(current).parameters)
         if found[: len(self.parameters)] != self.parameters:
             raise HookError(
-                f"vLLM {installed()}: {self.target} takes ({', '.join(found)}), the overlay expects it "
-                f"to begin with ({', '.join(self.parameters)}). Use a vLLM the overlay supports, or a "
-                "newer overlay"
+                f"vLLM {installed()}: {self.target} takes ({', '.join(found)}), the overlay "
+                f"expects it to begin with ({', '.join(self.parameters)}). Use a vLLM the overlay "
+                "supports, or a newer overlay"
             )
 
     def apply(self) -> None:
@@ -149,8 +149,17 @@ HOOKS: tuple[Hook, ...] = (
     Hook(
         "vllm.model_executor.layers.fused_moe.router.cpu_router:biased_topk_cpu",
         tuple(
-            "hidden_states gating_output correction_bias topk renormalize scoring_func "
-            "num_fused_shared_experts routed_scaling_factor apply_routed_scaling_factor_on_output".split()
+            [
+                "hidden_states",
+                "gating_output",
+                "correction_bias",
+                "topk",
+                "renormalize",
+                "scoring_func",
+                "num_fused_shared_experts",
+                "routed_scaling_factor",
+                "apply_routed_scaling_factor_on_output",
+            ]
         ),
         "spark_overlay.router.glue:biased_top_k",
         "vLLM's C++ router is compiled for a few expert counts only, not for the draft's top-3",

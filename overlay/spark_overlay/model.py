@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-
 from torch import Tensor
 from vllm.config import VllmConfig
 from vllm.platforms import current_platform
@@ -37,7 +36,9 @@ class SparkDeepseekV41(DeepseekV41ForCausalLM):
 
     def load_weights(self, weights: Iterable[tuple[str, Tensor]]) -> set[str]:
         loader = PackedLoader(self)
-        native = ((name, tensor) for name, tensor in loader.take(weights) if not is_table_tensor(name))
+        native = (
+            (name, tensor) for name, tensor in loader.take(weights) if not is_table_tensor(name)
+        )
         loaded: set[str] = super().load_weights(native)
         return loaded | loader.finish()
 

@@ -10,8 +10,8 @@ from spark_overlay.arithmetic import matmul
 
 
 class PlainLinearMethod(UnquantizedLinearMethod):
-    """An unpacked linear on a CPU: its weight stays readable (vLLM would repack and drop it), and its
-    result has the dtype the layer asks for (the router's logits are float32, as on a GPU)."""
+    """An unpacked linear on a CPU: its weight stays readable (vLLM would repack and drop it), and
+    its result has the dtype the layer asks for (the router's logits are float32, as on a GPU)."""
 
     def process_weights_after_loading(self, layer: nn.Module) -> None:
         layer.cpu_linear = torch.nn.functional.linear

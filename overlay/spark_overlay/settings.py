@@ -1,6 +1,6 @@
 """What the overlay is told, through vLLM's own ``--additional-config``.
 
-    --additional-config '{"spark_overlay": {"engram_dir": "/engram-src", "engram_store": "file"}}'
+--additional-config '{"spark_overlay": {"engram_dir": "/engram-src", "engram_store": "file"}}'
 """
 
 from __future__ import annotations

@@ -31,7 +31,7 @@ def require_supported() -> str:
     found = installed()
     if found.partition("+")[0] not in SUPPORTED:
         raise UnsupportedVllm(
-            f"found vLLM {found}; spark_overlay needs {' or '.join(SUPPORTED)}, whose internals its "
-            "hooks were checked against: install one of these, or remove spark-overlay"
+            f"found vLLM {found}; spark_overlay needs {' or '.join(SUPPORTED)}, whose internals "
+            "its hooks were checked against: install one of these, or remove spark-overlay"
         )
     return found

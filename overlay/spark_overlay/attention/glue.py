@@ -63,7 +63,9 @@ class SparkAttention(DeepseekV4Attention):
         kwargs["aux_stream_list"] = None
         super().__init__(*args, **kwargs)
         if self.compressor is not None:
-            pack_if_stored(self.compressor.fused_wkv_wgate, f"{self.prefix}.compressor.fused_wkv_wgate")
+            pack_if_stored(
+                self.compressor.fused_wkv_wgate, f"{self.prefix}.compressor.fused_wkv_wgate"
+            )
         if self.indexer is not None and self.indexer.owns_k:
             pack_if_stored(self.indexer.wk, f"{self.prefix}.indexer.wk")
         if self.indexer is not None:
@@ -87,7 +89,7 @@ class SparkAttention(DeepseekV4Attention):
         return qr_kv, kv_score, weights
 
     def forward_mqa(self, q: Tensor, kv: Tensor, positions: Tensor, output: Tensor) -> None:
-        """``q [T, H, 512]`` rotated; fills ``output [T, H, 512]``. Decodes come first in a batch."""
+        """``q [T, H, 512]`` rotated; fills ``output [T, H, 512]``. Decodes come first."""
         metadata = get_forward_context().attn_metadata
         if not isinstance(metadata, dict):
             output.zero_()

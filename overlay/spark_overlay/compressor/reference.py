@@ -1,4 +1,4 @@
-"""Torch references of the KV compressor: pooling with its ring of open groups, and cache insertion."""
+"""Torch references of the KV compressor: pooling with its ring of open groups, and insertion."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ def pool_and_norm(
     """Pool ``ratio`` consecutive tokens into one normalised latent; keep the open rows in the ring.
 
     Ratio 1: ``kv_score [T, 512]`` float32 is the latent itself. Ratio 2: ``kv_score [T, 1024]`` =
-    value and score; at every odd position the pair's values are mixed by an elementwise softmax over
-    its two scores. ``latent [T, 512]`` bf16 is written at group ends only. ``ring [R, C, 1024]`` holds
-    the last ``C`` rows of each request, addressed by ``slots`` (``r * C + position % C``, -1 = none).
-    ``query_start [N+1]``, ``request [T]``: the batch's requests, needed for ratio 2.
-    """
+    value and score; at every odd position the pair's values are mixed by an elementwise softmax
+    over its two scores. ``latent [T, 512]`` bf16 is written at group ends only. ``ring [R, C,
+    1024]`` holds the last ``C`` rows of each request, addressed by ``slots`` (``r * C + position %
+    C``, -1 = none). ``query_start [N+1]``, ``request [T]``: the batch's requests, needed for ratio
+    2."""
     count = slots.numel()
     if count == 0:
         return

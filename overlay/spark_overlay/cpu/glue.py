@@ -6,7 +6,6 @@ from __future__ import annotations
 import ctypes
 from typing import Any
 
-
 from torch import Tensor
 
 from spark_overlay.attention.format import RECORD_BYTES
@@ -100,7 +99,9 @@ class _FillShortContext:
     """Called as a Triton kernel is: ``kernel[grid](...)``."""
 
     def __getitem__(self, grid: tuple[int, ...]) -> Any:
-        def launch(output: Tensor, positions: Tensor, *, TOP_K: int, COMPRESS_RATIO: int, **_: Any) -> None:
+        def launch(
+            output: Tensor, positions: Tensor, *, TOP_K: int, COMPRESS_RATIO: int, **_: Any
+        ) -> None:
             tokens = grid[0]
             output[:tokens] = all_visible(positions[:tokens], TOP_K, COMPRESS_RATIO)
 

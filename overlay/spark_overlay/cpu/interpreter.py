@@ -23,22 +23,20 @@ def announce_cpu_backend() -> None:
     import triton.backends
 
     driver = types.SimpleNamespace(is_active=lambda: True)
-    triton.backends.backends.setdefault(
-        "cpu", types.SimpleNamespace(driver=driver, compiler=None)
-    )
+    triton.backends.backends.setdefault("cpu", types.SimpleNamespace(driver=driver, compiler=None))
 
 
 def require_interpreter() -> None:
     """Triton reads TRITON_INTERPRET when it is imported (torch imports it), so it must be in the
     environment before Python starts."""
     if os.environ.get("TRITON_INTERPRET") == "1":
-        import triton.runtime.interpreter as interpreter
         import triton.language as tl
+        import triton.runtime.interpreter as interpreter
 
         if not isinstance(tl.zeros, interpreter.InterpretedFunction):
             raise InterpreterError(
-                "TRITON_INTERPRET=1 was set after triton was imported, so its kernels cannot run on "
-                "this CPU; set it in the environment before Python starts"
+                "TRITON_INTERPRET=1 was set after triton was imported, so its kernels cannot run "
+                "on this CPU; set it in the environment before Python starts"
             )
         return
     raise InterpreterError(

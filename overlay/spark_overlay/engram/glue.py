@@ -22,7 +22,8 @@ from spark_overlay.settings import overlay_settings
 
 
 class SparkEngramEmbedding(nn.Module):
-    """This rank's heads of one layer's table. Attributes as vLLM's ParallelEngramEmbedding has them.
+    """This rank's heads of one layer's table. Attributes as vLLM's ParallelEngramEmbedding has
+    them.
 
     It owns no parameter: a table is 94 GiB, and a loader that sees none cannot load it.
     """
@@ -40,7 +41,8 @@ class SparkEngramEmbedding(nn.Module):
         self.store = store
 
     def lookup(self, indices: Tensor, out: Tensor, background: bool = False) -> None:
-        """``indices [T, columns]`` -> ``out [T, local columns, dim]`` bf16; zeros where an id is -1."""
+        """``indices [T, columns]`` -> ``out [T, local columns, dim]`` bf16; zeros where an id is
+        -1."""
         mine = indices[:, self.columns]
         rows = self.store.lookup(mine.reshape(-1).long().cpu().numpy())
         weights = torch.from_numpy(rows.weights).view(torch.float8_e4m3fn)

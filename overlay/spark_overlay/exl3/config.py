@@ -1,4 +1,5 @@
-"""The quantization config "exl3": which layer of a model is packed, told by the checkpoint's headers."""
+"""The quantization config "exl3": which layer of a model is packed, told by the checkpoint's
+headers."""
 
 from __future__ import annotations
 
@@ -122,8 +123,8 @@ class Exl3Config(QuantizationConfig):
         absent = [key for key in absent if not key.endswith(".compressor.wgate")]
         if found and absent:
             raise Exl3FormatError(
-                f"{module}: {found[0].key} is packed, {absent[0]} (of {len(absent)} such) is not; they "
-                "are one layer. The pack is incomplete: download its missing shards"
+                f"{module}: {found[0].key} is packed, {absent[0]} (of {len(absent)} such) is not; "
+                "they are one layer. The pack is incomplete: download its missing shards"
             )
         return found
 

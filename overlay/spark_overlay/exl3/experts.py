@@ -44,9 +44,8 @@ class Projection(nn.Module):
 class Exl3MoEMethod(FusedMoEMethodBase):
     """``sum_e w_e * down_e(silu(min(gate_e, L)) * clamp(up_e, -L, L))`` over each token's experts.
 
-    Under tensor parallelism each rank holds a range of the intermediate channels of every expert and
-    returns its partial sum; vLLM's runner adds the ranks and the shared expert.
-    """
+    Under tensor parallelism each rank holds a range of the intermediate channels of every expert
+    and returns its partial sum; vLLM's runner adds the ranks and the shared expert."""
 
     def __init__(self, moe: Any, experts: Mapping[str, list[Exl3Facts]]) -> None:
         super().__init__(moe)
@@ -74,14 +73,14 @@ class Exl3MoEMethod(FusedMoEMethodBase):
         first = self.experts[GATE][0]
         if parallel.use_ep or num_experts != len(self.experts[GATE]):
             raise Exl3FormatError(
-                f"{first.key}: EXL3 experts run under tensor parallelism; found expert parallelism or "
-                f"{num_experts} of {len(self.experts[GATE])} experts on this rank: drop "
+                f"{first.key}: EXL3 experts run under tensor parallelism; found expert parallelism "
+                f"or {num_experts} of {len(self.experts[GATE])} experts on this rank: drop "
                 "--enable-expert-parallel"
             )
         if first.out_features != intermediate_size_per_partition * parallel.tp_size:
             raise Exl3FormatError(
-                f"{first.key}: stored with {first.out_features} outputs, the model's config makes it "
-                f"{intermediate_size_per_partition * parallel.tp_size}"
+                f"{first.key}: stored with {first.out_features} outputs, the model's config makes "
+                f"it {intermediate_size_per_partition * parallel.tp_size}"
             )
         low, high = first.column_ranges(parallel.tp_size)[parallel.tp_rank]
         for name in (GATE, UP):

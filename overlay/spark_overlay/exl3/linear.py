@@ -39,11 +39,13 @@ class Exl3LinearMethod(LinearMethodBase):
     ) -> None:
         if len(self.shards) != len(output_partition_sizes):
             raise Exl3FormatError(
-                f"{self.shards[0].key}: the checkpoint stores {len(self.shards)} matrices where vLLM "
-                f"builds one layer of {len(output_partition_sizes)} shards"
+                f"{self.shards[0].key}: the checkpoint stores {len(self.shards)} matrices where "
+                f"vLLM builds one layer of {len(output_partition_sizes)} shards"
             )
         layer.exl3 = nn.ModuleList(
-            PackedStack([facts], self._cut(layer, facts, width, input_size_per_partition, input_size))
+            PackedStack(
+                [facts], self._cut(layer, facts, width, input_size_per_partition, input_size)
+            )
             for facts, width in zip(self.shards, output_partition_sizes, strict=True)
         )
 
@@ -62,8 +64,8 @@ class Exl3LinearMethod(LinearMethodBase):
         tp = int(getattr(layer, "tp_size", 1))
         if width * tp != facts.out_features:
             raise Exl3FormatError(
-                f"{facts.key}: stored with {facts.out_features} outputs, the model's config makes it "
-                f"{width * tp}: config.json and checkpoint do not belong together"
+                f"{facts.key}: stored with {facts.out_features} outputs, the model's config makes "
+                f"it {width * tp}: config.json and checkpoint do not belong together"
             )
         return facts.column_slice(*facts.column_ranges(tp)[layer.tp_rank])
 
@@ -98,8 +100,9 @@ class Exl3GroupedLinearMethod(Exl3LinearMethod):
         width = self.shards[0].out_features
         if width * groups != output_size or self.shards[0].in_features != input_size or groups % tp:
             raise Exl3FormatError(
-                f"{self.shards[0].key}: {groups} slices of [{self.shards[0].in_features}, {width}] for "
-                f"a layer of [{input_size}, {output_size}] on {tp} ranks; each rank needs whole slices"
+                f"{self.shards[0].key}: {groups} slices of [{self.shards[0].in_features}, {width}] "
+                f"for a layer of [{input_size}, {output_size}] on {tp} ranks; each rank needs "
+                "whole slices"
             )
         local = groups // tp
         mine = self.shards[layer.tp_rank * local : (layer.tp_rank + 1) * local]
@@ -128,8 +131,8 @@ class Exl3HeadMethod(Exl3LinearMethod):
         (facts,) = self.shards
         if facts.out_features != output_size or facts.in_features != input_size:
             raise Exl3FormatError(
-                f"{facts.key}: stored as [{facts.in_features}, {facts.out_features}], vLLM's padded "
-                f"vocabulary makes it [{input_size}, {output_size}]"
+                f"{facts.key}: stored as [{facts.in_features}, {facts.out_features}], vLLM's "
+                f"padded vocabulary makes it [{input_size}, {output_size}]"
             )
         rows = layer.shard_indices
         cut = facts.column_slice(rows.padded_org_vocab_start_index, rows.padded_org_vocab_end_index)
@@ -148,7 +151,8 @@ class SparkLMHead(ParallelLMHead):
 
 
 def pack_if_stored(layer: nn.Module, prefix: str) -> None:
-    """Give a linear that vLLM built without a quantization config what the checkpoint stores for it."""
+    """Give a linear that vLLM built without a quantization config what the checkpoint stores for
+    it."""
     config = get_current_vllm_config().quant_config
     method = config.get_quant_method(layer, prefix) if config is not None else None
     if not isinstance(method, Exl3LinearMethod):
@@ -157,7 +161,12 @@ def pack_if_stored(layer: nn.Module, prefix: str) -> None:
     layer.quant_method = method
     widths = getattr(layer, "output_sizes", None) or [layer.output_size]
     method.create_weights(
-        layer, layer.input_size, list(widths), layer.input_size, layer.output_size, layer.params_dtype
+        layer,
+        layer.input_size,
+        list(widths),
+        layer.input_size,
+        layer.output_size,
+        layer.params_dtype,
     )
 
 

@@ -1,4 +1,4 @@
-"""Takes the packed tensors out of a stream of weights and gives each to the matrix that wants it."""
+"""Takes the packed tensors out of a stream of weights, each to the matrix that wants it."""
 
 from __future__ import annotations
 
@@ -38,7 +38,8 @@ class PackedLoader:
         missing = [name for stack in set(self.stacks.values()) for name in stack.missing()]
         if missing:
             raise Exl3FormatError(
-                f"{len(missing)} packed tensors never came, first {', '.join(sorted(missing)[:5])}: "
+                f"{len(missing)} packed tensors never came, first "
+                f"{', '.join(sorted(missing)[:5])}: "
                 "the index and the shards do not belong together; download the checkpoint again"
             )
         return {

@@ -1,4 +1,4 @@
-"""Packed matrices as a rank holds them: allocated from the headers' shapes, filled slice by slice."""
+"""Packed matrices as a rank holds them: allocated by the headers, filled slice by slice."""
 
 from __future__ import annotations
 

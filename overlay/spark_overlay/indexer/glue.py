@@ -31,9 +31,8 @@ class SparkIndexerOp(nn.Module):
     """Scores, filters and selects compressed positions; constructor as vLLM's SparseAttnIndexer.
 
     ``metadata_key`` names the compressed cache whose block table holds the keys' pages (key and
-    value pages of a source share their block ids); the attention layer sets it. ``positions`` are the
-    step's, handed over by the indexer.
-    """
+    value pages of a source share their block ids); the attention layer sets it. ``positions`` are
+    the step's, handed over by the indexer."""
 
     metadata_key: str
     positions: Tensor
@@ -58,8 +57,8 @@ class SparkIndexerOp(nn.Module):
         super().__init__()
         if not skip_k_cache_insert or use_fp4_cache:
             raise NotImplementedError(
-                "the portable indexer reads V4.1's FP8 key cache (attention_config.indexer_kv_dtype "
-                "fp8), written before it runs"
+                "the portable indexer reads V4.1's FP8 key cache, written before it runs: set "
+                "attention_config.indexer_kv_dtype=fp8"
             )
         # The cache is a layer of its own; keep it out of this module's children.
         object.__setattr__(self, "k_cache", k_cache)
@@ -89,7 +88,9 @@ class SparkIndexerOp(nn.Module):
                 continue
             position = torch.arange(length, device=q.device)
             blocks = pages.block_table[index].long()
-            keys = read_keys(self.k_cache.kv_cache, blocks[position // states] * states + position % states)
+            keys = read_keys(
+                self.k_cache.kv_cache, blocks[position // states] * states + position % states
+            )
             score = scores(q[rows], weights[rows], keys)
             score = score.masked_fill(position >= visible[rows, None], float("-inf"))
             self.topk_indices_buffer[rows] = self._select(score, visible[rows], rows)

@@ -72,7 +72,8 @@ def scores(q: Tensor, weights: Tensor, keys: Tensor) -> Tensor:
 
 
 def candidate_blocks(score: Tensor, visible: Tensor, count: int, size: int) -> Tensor:
-    """Best ``count`` blocks of ``size`` positions by their best score, ``[T, count]`` int32, -1 padded.
+    """Best ``count`` blocks of ``size`` positions by their best score, ``[T, count]`` int32, -1
+    padded.
 
     ``score [T, N]`` already -inf beyond ``visible [T]``. A token's newest block is always chosen.
     """
@@ -99,15 +100,15 @@ def keep_candidates(score: Tensor, chosen: Tensor, size: int) -> Tensor:
 def top_positions(score: Tensor, count: int) -> Tensor:
     """Positions of the ``count`` best finite scores, ``[T, count]`` int32, -1 padded.
 
-    Scores tie exactly (the ReLU makes many zero); the earlier position wins, so that the choice does
-    not depend on how far the row was scored.
-    """
+    Scores tie exactly (the ReLU makes many zero); the earlier position wins, so that the choice
+    does not depend on how far the row was scored."""
     value, index = torch.sort(score, dim=-1, descending=True, stable=True)
     chosen = torch.where(value == float("-inf"), -1, index).int()[:, :count]
     return F.pad(chosen, (0, count - chosen.shape[1]), value=-1)
 
 
 def all_visible(positions: Tensor, count: int, ratio: int) -> Tensor:
-    """``[T, count]`` int32 of ``0 .. visible-1`` then -1: every compressed position a token may see."""
+    """``[T, count]`` int32 of ``0 .. visible-1`` then -1: every compressed position a token may
+    see."""
     column = torch.arange(count, device=positions.device)[None]
     return torch.where(column < ((positions + 1) // ratio)[:, None], column, -1).int()

@@ -64,7 +64,7 @@ def fused_post_pre_delayed(
     norm_eps: float = 1e-6,
     capture_aux: bool = False,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """One sublayer's write-back and the next one's read; also the streams' mean for a draft model."""
+    """One sublayer's write-back and the next one's read; also the streams' mean for a draft."""
     streams = post(x, residual, post_layer_mix, comb_res_mix)
     aux = (
         streams.float().mean(1).to(streams.dtype)

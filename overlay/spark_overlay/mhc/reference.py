@@ -17,7 +17,8 @@ from spark_overlay.arithmetic import einsum, wide
 
 
 class Mixes(NamedTuple):
-    """Coefficients of one sublayer, float32: ``post [T, S]``, ``residual [T, S, S]``, ``next_pre [T, S]``."""
+    """Coefficients of one sublayer, float32: ``post [T, S]``, ``residual [T, S, S]``, ``next_pre
+    [T, S]``."""
 
     post: Tensor
     residual: Tensor
@@ -48,11 +49,12 @@ def mixes(
     iterations: int,
 ) -> Mixes:
     """``x [T, D]`` (all streams, or the embedding on the first layer), ``fn [S*(S+2), D]`` float32,
-    ``scale [3]``, ``base [S*(S+2)]``. The projection is divided by x's root mean square afterwards."""
+    ``scale [3]``, ``base [S*(S+2)]``. The projection is divided by x's root mean square afterwards.
+    """
     x = wide(x)
     projected = x @ wide(fn).t() * torch.rsqrt(x.square().mean(-1, keepdim=True) + rms_eps)
     projected = projected.float()
-    streams = int(round((1 + projected.shape[-1]) ** 0.5)) - 1
+    streams = round((1 + projected.shape[-1]) ** 0.5) - 1
     pre, post, comb = projected.split((streams, streams, streams * streams), -1)
     base_pre, base_post, base_comb = base.split((streams, streams, streams * streams))
     logits = (comb * scale[2] + base_comb).unflatten(-1, (streams, streams))
@@ -64,7 +66,8 @@ def mixes(
 
 
 def collapse(streams: Tensor, pre: Tensor | None) -> Tensor:
-    """``sum_s pre_s * stream_s``: ``[T, S, H]``, ``[T, S]`` -> ``[T, H]``; stream 0 where pre is None."""
+    """``sum_s pre_s * stream_s``: ``[T, S, H]``, ``[T, S]`` -> ``[T, H]``; stream 0 where pre is
+    None."""
     if pre is None:
         return streams[:, 0]
     return (pre.unsqueeze(-1) * streams.float()).sum(1).to(streams.dtype)

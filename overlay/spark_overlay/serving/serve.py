@@ -1,4 +1,5 @@
-"""``python -m spark_overlay.serving.serve serve MODEL ...``: vLLM's own ``serve``, head or headless.
+"""``python -m spark_overlay.serving.serve serve MODEL ...``: vLLM's own ``serve``, head or
+headless.
 
 vLLM's console script asks for a distribution named "vllm", which its CPU build is not; this enters
 one step later and takes the same arguments.

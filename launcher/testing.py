@@ -1,0 +1,206 @@
+"""``./start.sh test [LEVEL …]``: what this machine can run is run, what it cannot is named.
+
+A level is a folder of tests with the tools it needs. Nothing is installed outside the checkout.
+Where CI=true a level that should have run and did not is a failure, and so is a skipped test.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from launcher import lock, rehearsal
+from launcher.app import App
+from launcher.clock import span
+from launcher.console import Console
+from launcher.errors import LauncherError
+from launcher.record import Secrets
+from launcher.steps import runner
+from launcher.steps.tools import Tools
+
+ENGINE_STEPS = ("engine", "overlay", "checkpoint")
+DEMAND = "SPARK_TEST_DEMAND"  # tests/conftest.py: a skipped test fails the run
+
+
+@dataclass(frozen=True)
+class Bench:
+    """Where the tests run: the checkout, its .venv's Python, the environment, and the console."""
+
+    root: Path
+    python: str
+    environ: Mapping[str, str]
+    console: Console
+
+    @property
+    def demanding(self) -> bool:
+        return self.environ.get("CI", "").lower() in ("true", "1")
+
+    def call(self, argv: Sequence[str], **more: str) -> int:
+        """Run one command in the checkout, its output as it comes; the exit status."""
+        environ = {**self.environ, **more}
+        if self.demanding:
+            environ[DEMAND] = "1"
+        sys.stdout.flush()
+        return subprocess.run(argv, cwd=self.root, env=environ, check=False).returncode
+
+
+@dataclass(frozen=True)
+class Level:
+    """One kind of proof. ``run`` gives an exit status; ``obstacle`` why this machine cannot."""
+
+    key: str
+    told: str
+    run: Callable[[Bench], int]
+    obstacle: Callable[[Bench], str | None]
+    in_ci: bool = True
+
+
+def run(argv: Sequence[str], *, root: Path, environ: Mapping[str, str] | None = None) -> int:
+    """The levels asked for, or all; 0 if none failed."""
+    made = argparse.ArgumentParser(prog="./start.sh test", allow_abbrev=False)
+    told = "\n".join(f"{level.key}: {level.told}" for level in LEVELS)
+    made.add_argument("levels", nargs="*", metavar="LEVEL", help=told)
+    wanted = made.parse_args(list(argv)).levels
+    unknown = sorted(set(wanted) - {level.key for level in LEVELS})
+    if unknown:
+        known = ", ".join(level.key for level in LEVELS)
+        made.error(f"no level {', '.join(unknown)}; there are {known}")
+    environ = os.environ if environ is None else environ
+    bench = Bench(root, _tools_python(root), environ, Console())
+    chosen = [level for level in LEVELS if not wanted or level.key in wanted]
+    return _report(bench, [(level, *_outcome(bench, level)) for level in chosen])
+
+
+def _outcome(bench: Bench, level: Level) -> tuple[str, str]:
+    """("passed" | "failed" | "skipped", a word about it)."""
+    why = level.obstacle(bench)
+    if why is not None:
+        bench.console.warn(f"level {level.key} is skipped: {why}")
+        return ("failed" if bench.demanding and level.in_ci else "skipped"), why
+    bench.console.say(f"level {level.key}: {level.told} …")
+    began = time.monotonic()
+    try:
+        status = level.run(bench)
+    except LauncherError as error:
+        bench.console.error(str(error))
+        return "failed", "its preparation failed"
+    took = span(time.monotonic() - began)
+    return ("passed", took) if status == 0 else ("failed", f"{took}, exit status {status}")
+
+
+def _report(bench: Bench, outcomes: Sequence[tuple[Level, str, str]]) -> int:
+    for level, outcome, word in outcomes:
+        bench.console.plain(f"  {level.key:<9} {outcome:<8} {word}")
+    count = {
+        kind: sum(o == kind for _, o, _ in outcomes) for kind in ("passed", "failed", "skipped")
+    }
+    bench.console.plain("levels: " + ", ".join(f"{n} {kind}" for kind, n in count.items()))
+    return 1 if count["failed"] or not count["passed"] else 0
+
+
+def _tools_python(root: Path) -> str:
+    """.venv's Python, with the test tools in it."""
+    made = subprocess.run(
+        [str(root / "start.sh"), "--prepare", "dev"], stdout=subprocess.PIPE, text=True, check=False
+    )
+    if made.returncode:
+        raise LauncherError(
+            "the test tools could not be installed into .venv (the lines above say why)",
+            "pip's package registry within reach",
+            "./start.sh test again",
+            root / "logs" / "venv.log",
+        )
+    return made.stdout.strip()
+
+
+def _always(bench: Bench) -> str | None:
+    return None
+
+
+def _checks(bench: Bench) -> int:
+    tool = Path(bench.python).parent
+    scripts = ["start.sh", "download.sh", ".ci/run", *map(str, _shell(bench.root))]
+    commands = (
+        [str(tool / "ruff"), "check", "."],
+        [str(tool / "mypy")],
+        [str(tool / "shellcheck"), *scripts],
+    )
+    return max(bench.call(command) for command in commands)
+
+
+def _shell(root: Path) -> list[Path]:
+    return [path.relative_to(root) for path in sorted((root / "scripts").glob("*.sh"))]
+
+
+def _source(bench: Bench) -> int:
+    return bench.call([bench.python, "-m", "pytest", "-q", "--ignore-glob=tests/*/*", "tests"])
+
+
+def _engine(bench: Bench) -> int:
+    folder = prepare_engine(bench)
+    # The interpreter is chosen before Python starts; a thread per process is what two cores bear.
+    return bench.call(
+        [str(folder / "engine" / "bin" / "python"), "-m", "pytest", "-q", "tests/rehearsal"],
+        TRITON_INTERPRET="1",
+        OMP_NUM_THREADS="1",
+        VLLM_CPU_OMP_THREADS_BIND="nobind",
+        HF_HUB_OFFLINE="1",
+        REHEARSAL_DIR=str(folder),
+    )
+
+
+def _story(bench: Bench) -> int:
+    folder = prepare_engine(bench)
+    return bench.call(
+        [bench.python, "-m", "pytest", "-q", "tests/story"], REHEARSAL_DIR=str(folder)
+    )
+
+
+def prepare_engine(bench: Bench) -> Path:
+    """The rehearsal's folder with engine, overlay, checkpoint and test tools in place."""
+    app = App(bench.root, bench.environ, bench.console, Secrets(), rehearsal.build)
+    with lock.hold(app.lock, "test"):
+        settings = app.settings(())
+        ctx, steps = app.build(app, settings, app.open_run())
+        folder = settings.path("REHEARSAL_DIR").resolve()
+        tools = Tools(
+            engine=folder / "engine", lock=bench.root / "launcher" / "locks" / "engine-test.lock"
+        )
+        runner.run([*(step for step in steps if step.key in ENGINE_STEPS), tools], ctx)
+    return folder
+
+
+def _no_gpu(bench: Bench) -> str | None:
+    if not (bench.root / "tests" / "gpu").is_dir():
+        return "this version has no GPU tests yet"
+    return None if shutil.which("nvidia-smi") else "no NVIDIA driver on this machine"
+
+
+def _no_tests(name: str, what: str) -> Callable[[Bench], str | None]:
+    def obstacle(bench: Bench) -> str | None:
+        present = (bench.root / "tests" / name).is_dir()
+        return None if present else f"this version has no {what} yet"
+
+    return obstacle
+
+
+def _pytest(folder: str) -> Callable[[Bench], int]:
+    return lambda bench: bench.call([bench.python, "-m", "pytest", "-q", f"tests/{folder}"])
+
+
+LEVELS: tuple[Level, ...] = (
+    Level("checks", "style, types and shell", _checks, _always),
+    Level("source", "formats, settings and launcher, without torch", _source, _always),
+    Level("engine", "the overlay in vLLM on the CPU", _engine, _always),
+    Level("story", "the launcher from outside, with two real ranks", _story, _always),
+    Level("rig", "two nodes in namespaces", _pytest("rig"), _no_tests("rig", "rig"), False),
+    Level("gpu", "kernels on a GPU", _pytest("gpu"), _no_gpu, False),
+    Level("vm", "two virtual machines", _pytest("vm"), _no_tests("vm", "virtual pair"), False),
+)
