@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+if __name__ == "__main__":  # before the imports below, which this Python may lack
+    from _standalone import main
+
+    main(__file__)
+
 import contextlib
 import io
 import json
@@ -247,9 +252,3 @@ def test_help_names_every_verb(capfd: pytest.CaptureFixture[str]) -> None:
     out, _ = capfd.readouterr()
     for verb in cli.VERBS:
         assert f"\n  {verb} " in out
-
-
-if __name__ == "__main__":
-    from _standalone import main
-
-    main(__file__)

@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+if __name__ == "__main__":  # before the imports below, which this Python may lack
+    from _standalone import main
+
+    main(__file__)
+
 import os
 import socket
 import threading
@@ -225,9 +230,3 @@ def test_the_watch_tells_the_end_with_code_and_lines() -> None:
     assert pair.told(DEAD, 0.0) == (
         "1970-01-01T00:00:00Z rank died: worker, ended with exit code 3, last lines:\n    boom\n"
     )
-
-
-if __name__ == "__main__":
-    from _standalone import main
-
-    main(__file__)

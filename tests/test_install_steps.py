@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+if __name__ == "__main__":  # before the imports below, which this Python may lack
+    from _standalone import main
+
+    main(__file__)
+
 import json
 from collections.abc import Callable, Sequence
 from io import StringIO
@@ -220,9 +225,3 @@ def test_a_local_node_does_files_whole_and_knows_its_machine(tmp_path: Path) -> 
     assert facts.memory_available > 0
     assert len(facts.boot_id) == 36
     assert memory_available("MemFree: 1 kB\nMemAvailable:   7 kB\n") == 7168
-
-
-if __name__ == "__main__":
-    from _standalone import main
-
-    main(__file__)

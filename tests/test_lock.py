@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+if __name__ == "__main__":  # before the imports below, which this Python may lack
+    from _standalone import main
+
+    main(__file__)
+
 import os
 import signal
 import subprocess
@@ -69,9 +74,3 @@ def test_words_of_a_dead_process_whose_pid_is_anothers_now_do_not_count(tmp_path
     path.write_text(f'{{"pid": {os.getpid()}, "ticks": 1, "verb": "rehearse", "since": 0}}')
     assert lock.holder(path) is None
     assert lock.holder(tmp_path / "no lock") is None
-
-
-if __name__ == "__main__":
-    from _standalone import main
-
-    main(__file__)

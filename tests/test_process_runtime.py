@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+if __name__ == "__main__":  # before the imports below, which this Python may lack
+    from _standalone import main
+
+    main(__file__)
+
 import json
 import os
 import signal
@@ -241,9 +246,3 @@ def test_follow_shows_the_end_then_new_lines_then_ends_with_the_rank(
     runtime.follow("head", 2, got.append)
     assert got[:3] == ["old 3", "old 4", "new"]
     assert "head ended: exit code 0" in got[3]
-
-
-if __name__ == "__main__":
-    from _standalone import main
-
-    main(__file__)

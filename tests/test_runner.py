@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+if __name__ == "__main__":  # before the imports below, which this Python may lack
+    from _standalone import main
+
+    main(__file__)
+
 import contextlib
 import os
 import random
@@ -243,9 +248,3 @@ def test_dependents_are_found_through_others() -> None:
     found = runner.dependents(chain({}), ["engine"])
     assert [step.key for step in found] == ["overlay", "launch"]
     assert runner.dependents(cast("list[Step]", []), ["engine"]) == []
-
-
-if __name__ == "__main__":
-    from _standalone import main
-
-    main(__file__)

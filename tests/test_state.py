@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+if __name__ == "__main__":  # before the imports below, which this Python may lack
+    from _standalone import main
+
+    main(__file__)
+
 import json
 import os
 from dataclasses import replace
@@ -126,9 +131,3 @@ def test_tail_reads_the_end_only(tmp_path: Path) -> None:
     assert files.tail(path, 0) == ()
     # A line that the window cuts is left out rather than shown in part.
     assert files.tail(path, 5, window=12) == ("line 999",)
-
-
-if __name__ == "__main__":
-    from _standalone import main
-
-    main(__file__)

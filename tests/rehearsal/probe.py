@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -128,7 +129,7 @@ class Probe:
         from spark_overlay.headers import CheckpointHeaders
 
         directory = self.model_runner.vllm_config.model_config.model
-        headers = CheckpointHeaders.scan(directory).tensors
+        headers = CheckpointHeaders.scan(Path(directory)).tensors
         for stack in self._probe_layer(layer).ffn.experts.routed_experts.w2.stacks:
             for key in stack.keys:
                 stored = headers[f"{key}.trellis"].shape[0] * 16

@@ -8,6 +8,7 @@ one value in a thousand.
 
 from __future__ import annotations
 
+import importlib
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
@@ -111,7 +112,7 @@ def test_latent_records(stock: Any, ours: Any, ratio: int, seed: int) -> None:
     assert_same_bytes(ours_raw, theirs_raw, RECORD_BYTES * group_ends(draw, ratio))
 
 
-@pytest.mark.parametrize("seed", SEEDS)
+@pytest.mark.parametrize("seed", SEEDS[:2])
 def test_window_records_and_rotated_queries(stock: Any, ours: Any, seed: int) -> None:
     """The op that vLLM's CPU build lacks, against vLLM's Triton version of it (made for XPU)."""
     draw = Draw(seed)
@@ -223,9 +224,9 @@ def test_short_contexts(stock: Any, ours: Any, ratio: int, count: int) -> None:
 @pytest.mark.parametrize("first_layer", [True, False], ids=["embedding", "streams"])
 def test_hyper_connections(vllm: ModuleType, first_layer: bool) -> None:
     """vLLM's torch reference sums in float32: what differs is that."""
-    from vllm.model_executor.kernels.mhc import torch as stock_mhc
-
     from spark_overlay.mhc import glue
+
+    stock_mhc = importlib.import_module("vllm.model_executor.kernels.mhc.torch")
 
     draw = Draw(0)
     streams, width = 4, 256

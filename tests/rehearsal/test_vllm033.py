@@ -16,13 +16,13 @@ from typing import Any
 
 import pytest
 import vllm033
+from settings_root import settings_of
 
 from launcher import health, ports
 from launcher.deployment import Place, Role, Site, deploy
 from launcher.http import Api
 from launcher.rehearsal import HOST, INTERFACE, SERVE
 from launcher.runtimes.process import ProcessRuntime
-from launcher.settings import load
 from launcher.settings.rehearsal import NAME, PROFILE
 
 pytestmark = pytest.mark.rehearsal
@@ -103,7 +103,7 @@ def pair(folder: Path, scratch: Path, path: str) -> Iterator[Api]:
         cache_dir=str(scratch / "cache"),
         extra_env={"PYTHONPATH": path} if path else {},
     )
-    settings = load(scratch, {}, (), say=lambda line: None).with_profile(NAME, PROFILE)
+    settings = settings_of(scratch).with_profile(NAME, PROFILE)
     deployment = deploy(settings, site, f"test-{scratch.name}")
     runtime = ProcessRuntime(ROOT, scratch / "logs", os.environ)
     api = Api(HOST, api_port)

@@ -7,10 +7,11 @@ are learned here from a page of text, in a fixed order.
 from __future__ import annotations
 
 import re
-import unicodedata
 from collections import Counter
 from itertools import pairwise
 from typing import Any
+
+from spark_overlay.engram.tokens import token_map
 
 from .corpus import TEXT as CORPUS
 from .shape import VOCAB
@@ -45,8 +46,6 @@ LAST = (
 #: it, or of white space that leaves the last space to the next word. For ASCII this is the regex
 #: of the ByteLevel pre-tokenizer.
 _WORD = re.compile(r"'s|'t|'re|'ve|'m|'ll|'d| ?[A-Za-z]+| ?[0-9]+| ?[^\sA-Za-z0-9]+|\s+(?!\S)|\s+")
-#: White_Space characters among the single-byte ones; str.strip() alone would take more.
-_SPACES = "\t\n\x0b\x0c\r \x85\xa0"
 
 
 def byte_alphabet() -> list[str]:
@@ -138,32 +137,17 @@ def tokenizer_config(max_length: int) -> dict[str, Any]:
 
 
 def compressed_vocab_size() -> int:
-    """How many ids Engram's hash tells apart: tokens that read alike share one.
-
-    The rule of DeepSeek's reference (vLLM's ``build_compressed_token_map``): NFKC, then NFD
-    without accents, lower case, white space as one space, none at the ends. A token that is no
-    whole UTF-8 text stands for itself, and so does one of which nothing would remain.
-    """
+    """How many ids Engram's hash tells apart (see engram/tokens.py)."""
     vocab, _ = vocabulary()
     byte_of = {character: b for b, character in enumerate(byte_alphabet())}
     markers = {*FIRST, *LAST}
 
-    def key(token: str) -> str:
-        text = token
-        if token not in markers:
-            text = bytes(byte_of[c] for c in token).decode("utf-8", errors="replace")
-        if "\ufffd" in text:
+    def text(token: str) -> str:
+        if token in markers:
             return token
-        return _normalized(text) or text
+        return bytes(byte_of[c] for c in token).decode("utf-8", errors="replace")
 
-    return len({key(token) for token in vocab})
-
-
-def _normalized(text: str) -> str:
-    text = unicodedata.normalize("NFD", unicodedata.normalize("NFKC", text))
-    text = "".join(c for c in text if unicodedata.category(c) != "Mn").lower()
-    text = re.sub(r"[ \t\r\n]+", " ", text)
-    return text if text == " " else text.strip(_SPACES)
+    return int(token_map((token, text(token)) for token in vocab).max()) + 1
 
 
 def _merge(piece: list[str], pair: tuple[str, str]) -> None:

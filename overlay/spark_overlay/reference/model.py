@@ -1,0 +1,245 @@
+"""DeepSeek V4.1, forward over one whole sequence, as one reads a paper.
+
+Four residual streams run through the layers (hyper-connections). A layer is attention, then a
+mixture of experts; each reads one mixture of the streams and is written back to all. Attention sees
+a sliding window and, from layer 2 on, rows of a compressed cache that an indexer chooses. Caches,
+index keys and choices are made on few "source" layers and shared by those above. Two layers first
+add an n-gram memory (Engram) to the streams. Source of every formula: vLLM 0.33.0's V4.1 and
+DeepSeek's reference."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from spark_overlay.attention.format import HEAD_DIM
+from spark_overlay.engram.layout import EngramLayout
+from spark_overlay.engram.reference import gate_values
+from spark_overlay.indexer.format import KEY_DIM
+from spark_overlay.indexer.reference import candidate_blocks, keep_candidates, top_positions
+from spark_overlay.mhc.reference import Mixes, collapse, expand, mixes
+from spark_overlay.reference.config import V41Config
+from spark_overlay.reference.layers import (
+    Cast,
+    attend,
+    engram_rows,
+    mixture,
+    rms_norm,
+    turn,
+)
+from spark_overlay.reference.rope import cos_sin
+from spark_overlay.reference.weights import Weights
+
+
+@dataclass
+class State:
+    """What passes between the layers of one pass: streams ``[T, S, H]``, the mixture ``pre [T, S]``
+    by which the next sublayer reads them (None: stream 0), and what the source layers have
+    published."""
+
+    tokens: Tensor
+    streams: Tensor
+    pre: Tensor | None = None
+    compressed: dict[int, Tensor] = field(default_factory=dict)  # source layer -> records [C, 512]
+    index_keys: dict[int, Tensor] = field(default_factory=dict)  # source layer -> keys [C, 128]
+    chosen: dict[int, Tensor] = field(default_factory=dict)  # index source -> mask [T, C]
+    candidates: Tensor | None = None  # blocks [T, B]
+
+
+Observer = Callable[[int, State], None]
+"""Called after each layer; may look, and may put other streams in place (teacher forcing)."""
+
+
+class Reference:
+    """``token_map [vocab]`` (see engram/tokens.py) is needed where the model has Engram layers."""
+
+    def __init__(
+        self,
+        weights: Weights,
+        config: V41Config,
+        *,
+        token_map: Tensor | None = None,
+        serving: bool = False,
+        positions: int = 4096,
+    ) -> None:
+        self.weights, self.config = weights, config
+        self.cast = Cast(serving)
+        self.token_map = token_map
+        self.window_table = cos_sin(config.window_rope, positions)
+        self.compressed_table = cos_sin(config.compressed_rope, positions)
+
+    def __call__(self, tokens: Tensor, observe: Observer | None = None) -> Tensor:
+        """``tokens [T]`` int64 -> logits ``[T, vocab]``."""
+        state = self.embed(tokens)
+        for layer in range(self.config.num_hidden_layers):
+            self.layer(layer, state)
+            if observe is not None:
+                observe(layer, state)
+        return self.logits(state)
+
+    def embed(self, tokens: Tensor) -> State:
+        x = self.weights["embed.weight"][tokens]
+        return State(tokens, x[:, None].expand(-1, self.config.hc_mult, -1))
+
+    def logits(self, state: State) -> Tensor:
+        x = self.cast(collapse(state.streams, state.pre))
+        x = self.cast(rms_norm(x, self.weights["norm.weight"], self.config.rms_norm_eps))
+        return self.cast(self.weights.linear(x, "head"))
+
+    def layer(self, layer: int, state: State) -> None:
+        """One layer: Engram where there is one, attention, experts."""
+        prefix = f"layers.{layer}"
+        if self.config.engram is not None and layer in self.config.engram.layer_ids:
+            self.engram(layer, state, self.config.engram)
+        self.sublayer(f"{prefix}.", "attn", state, lambda x: self.attention(layer, x, state))
+        self.sublayer(f"{prefix}.", "ffn", state, lambda x: self.experts(f"{prefix}.ffn", x))
+
+    def sublayer(
+        self, prefix: str, name: str, state: State, compute: Callable[[Tensor], Tensor]
+    ) -> None:
+        """Read the streams by the mixture computed one sublayer ago, compute, write back to all."""
+        mix = self.mixture_of(f"{prefix}hc_{name}", state.streams)
+        x = self.cast(collapse(state.streams, state.pre))
+        x = self.cast(
+            rms_norm(x, self.weights[f"{prefix}{name}_norm.weight"], self.config.rms_norm_eps)
+        )
+        y = compute(x)
+        state.streams = self.cast(expand(y, state.streams, mix.post, mix.residual))
+        state.pre = mix.next_pre
+
+    def mixture_of(self, key: str, streams: Tensor) -> Mixes:
+        config = self.config
+        return mixes(
+            streams.flatten(1),
+            self.weights[f"{key}_fn"],
+            self.weights[f"{key}_scale"],
+            self.weights[f"{key}_base"],
+            rms_eps=config.rms_norm_eps,
+            pre_eps=config.hc_eps,
+            sinkhorn_eps=config.hc_eps,
+            post_gain=2.0,
+            iterations=config.hc_sinkhorn_iters,
+        )
+
+    def engram(self, layer: int, state: State, layout: EngramLayout) -> None:
+        """Add the n-grams that end at each token, gated by how well they fit the streams."""
+        if self.token_map is None:
+            raise ValueError(f"layer {layer} has an Engram: the reference needs a token_map")
+        ids = layout.hash_ids(state.tokens.numpy(), self.token_map.numpy())
+        own = torch.from_numpy(ids[:, layout.index_of(layer)])
+        prefix = f"layers.{layer}.engram"
+        kv = self.cast(self.weights.linear(engram_rows(self.weights, layer, own), f"{prefix}.wkv"))
+        q_weight, k_weight = (self.weights[f"{prefix}.{side}_weight"] for side in "qk")
+        state.streams = self.cast(
+            gate_values(state.streams, kv, q_weight, k_weight, self.config.rms_norm_eps)
+        )
+
+    def experts(self, prefix: str, x: Tensor) -> Tensor:
+        return mixture(
+            self.weights,
+            prefix,
+            x,
+            top_k=self.config.num_experts_per_tok,
+            scaling=self.config.routed_scaling_factor,
+            limit=self.config.swiglu_limit,
+            cast=self.cast,
+        )
+
+    def attention(self, layer: int, x: Tensor, state: State) -> Tensor:
+        """Sparse multi-query attention over window and chosen rows: ``x [T, H] -> [T, H]``."""
+        weights, cast, eps = self.weights, self.cast, self.config.rms_norm_eps
+        prefix = f"layers.{layer}.attn"
+        ratio = self.config.ratio(layer)
+        table = (self.compressed_table if ratio else self.window_table)[: len(x)]
+        low = cast(weights.linear(x, f"{prefix}.wq_a"))
+        low = cast(rms_norm(low, weights[f"{prefix}.q_norm.weight"], eps))
+        q = cast(weights.linear(low, f"{prefix}.wq_b")).unflatten(-1, (-1, HEAD_DIM))
+        kv = cast(weights.linear(x, f"{prefix}.wkv"))
+        kv = cast(rms_norm(kv, weights[f"{prefix}.kv_norm.weight"], eps))
+
+        rows = cast.record(turn(kv, table))
+        here = torch.arange(len(x))
+        behind = here[:, None] - here
+        visible = (behind >= 0) & (behind < self.config.sliding_window)
+        if ratio:
+            if layer in self.config.kv_source_layer_ids:
+                self.compress(layer, x, state)
+            if layer in self.config.index_source_layer_ids:
+                self.choose(layer, x, low, state)
+            rows = torch.cat((rows, state.compressed[self.config.kv_source(layer)]))
+            visible = torch.cat((visible, state.chosen[self.config.index_source(layer)]), 1)
+        y = attend(
+            cast(turn(q, table)), rows, visible, weights[f"{prefix}.attn_sink"], HEAD_DIM**-0.5
+        )
+        return self.output(prefix, cast(turn(cast(y), table, back=True)))
+
+    def output(self, prefix: str, heads: Tensor) -> Tensor:
+        """Groups of heads each through its own slice of wo_a, then all through wo_b."""
+        groups = heads.unflatten(1, (self.config.o_groups, -1)).flatten(2)
+        if f"{prefix}.wo_a.weight" in self.weights:
+            plain = self.weights[f"{prefix}.wo_a.weight"].view(
+                self.config.o_groups, -1, groups.shape[-1]
+            )
+            narrow = torch.einsum("tgi,gri->tgr", groups, plain).flatten(1)
+        else:
+            parts = (
+                self.weights.linear(groups[:, g], f"{prefix}.wo_a.slice.{g}")
+                for g in range(self.config.o_groups)
+            )
+            narrow = torch.cat(tuple(parts), -1)
+        return self.cast(self.weights.linear(self.cast(narrow), f"{prefix}.wo_b"))
+
+    def compress(self, layer: int, x: Tensor, state: State) -> None:
+        """Publish a source layer's compressed rows and index keys.
+
+        Ratio 1: a row per token. Ratio 2: a row per pair, its values mixed by a softmax of their
+        two scores, at the position of the pair's first token."""
+        weights, ratio, cast = self.weights, self.config.ratio(layer), self.cast
+        prefix = f"layers.{layer}.attn"
+        count = len(x) // ratio
+        value = weights.linear(x, f"{prefix}.compressor.wkv")
+        if ratio > 1:
+            score = weights.linear(x, f"{prefix}.compressor.wgate")
+            pairs = (count, ratio, HEAD_DIM)
+            share = score[: count * ratio].view(pairs).softmax(1)
+            value = (value[: count * ratio].view(pairs) * share).sum(1)
+        eps = self.config.rms_norm_eps
+        latent = cast(rms_norm(value, weights[f"{prefix}.compressor.norm.weight"], eps))
+        table = self.compressed_table[: count * ratio : ratio]
+        state.compressed[layer] = cast.record(turn(latent, table))
+        key = cast(weights.linear(latent, f"{prefix}.indexer.wk"))
+        key = cast(rms_norm(key, weights[f"{prefix}.indexer.k_norm.weight"], eps))
+        state.index_keys[layer] = cast.index_key(turn(key, table))
+
+    def choose(self, layer: int, x: Tensor, low: Tensor, state: State) -> None:
+        """Choose each token's compressed rows: the top k by ``sum_h w_h relu(q_h . k)``.
+
+        One layer also publishes its best blocks; the index sources above choose within them.
+        """
+        config, prefix = self.config, f"layers.{layer}.attn.indexer"
+        keys = state.index_keys[config.kv_source(layer)]
+        q = self.cast(self.weights.linear(low, f"{prefix}.wq_b")).unflatten(-1, (-1, KEY_DIM))
+        q = self.cast.index_query(turn(q, self.compressed_table[: len(x)]))
+        weight = self.cast(self.weights.linear(x, f"{prefix}.weights_proj"))
+        weight = weight * (KEY_DIM**-0.5 * config.index_n_heads**-0.5)
+        score = torch.einsum("thd,nd->thn", q, keys).relu()
+        score = torch.einsum("th,thn->tn", weight, score).detach()
+        seen = (torch.arange(len(x)) + 1) // config.ratio(layer)
+        score = score.masked_fill(torch.arange(len(keys)) >= seen[:, None], float("-inf"))
+        if layer == config.candidate_source_layer_id:
+            state.candidates = candidate_blocks(
+                score, seen, config.candidate_topk_blocks, config.candidate_block_size
+            )
+        elif state.candidates is not None:
+            score = keep_candidates(score, state.candidates, config.candidate_block_size)
+        state.chosen[layer] = as_mask(top_positions(score, config.index_topk), len(keys))
+
+
+def as_mask(positions: Tensor, count: int) -> Tensor:
+    """``[T, k]`` positions, -1 padded, as ``[T, count]`` bool."""
+    mask = torch.zeros(len(positions), count + 1, dtype=torch.bool)
+    mask.scatter_(1, torch.where(positions < 0, count, positions).long(), True)
+    return mask[:, :count]

