@@ -1,8 +1,8 @@
 """Runs engines for the tests: one process and one start for each job, two at a time.
 
-vLLM allows one engine per process, and a start costs most of a job's time. So a job holds everything
-that is asked of one configuration, its answers are shared by all tests of a session, and jobs start
-as soon as it is known which tests will run.
+vLLM allows one engine per process, and a start takes a good part of a job's time. So a job holds
+everything that is asked of one configuration, its answers are shared by all tests of a session, and
+jobs start as soon as it is known which tests will run.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ ROOT = HERE.parents[1]
 LIMIT = 600  # seconds for one job on a machine that does other things too
 AT_ONCE = 2
 
-#: One thread per process is what two cores bear; the interpreter is chosen before Python starts; the
-#: engine stays in the worker's own process, whose scheduler a step may set.
+#: One thread per process is what two cores bear; the interpreter is chosen before Python starts;
+#: the engine stays in the job's own process, where a step may set the scheduler's budget.
 ENVIRONMENT = {
     "OMP_NUM_THREADS": "1",
     "TRITON_INTERPRET": "1",
@@ -42,9 +42,9 @@ class EngineFailed(RuntimeError):
 
 @dataclass(frozen=True)
 class Job:
-    """``options`` are arguments of ``vllm.LLM`` beside the common ones (jobs.py); ``variant`` is the
-    checkpoint's. ``after`` names a job whose tape this one reads: ``{tape}`` in a step's arguments is
-    one path for all jobs of a session."""
+    """``options`` are arguments of ``vllm.LLM`` beside the common ones (jobs.py); ``variant`` is
+    the checkpoint's, ``store`` the overlay's engram_store. ``after`` names a job whose tape this one
+    reads: ``{tape}`` in a step's arguments is one path for all jobs of a session."""
 
     variant: str = "standard"
     store: str = "file"
@@ -129,7 +129,7 @@ class Engines:
 
 
 def environment() -> dict[str, str]:
-    """The worker's: ours, with this checkout's overlay and the probe importable in every process."""
+    """Ours, with this checkout's overlay and the probe importable in every process of a job."""
     paths = [str(HERE), str(ROOT / "overlay"), os.environ.get("PYTHONPATH", "")]
     return {**os.environ, **ENVIRONMENT, "PYTHONPATH": os.pathsep.join(filter(None, paths))}
 

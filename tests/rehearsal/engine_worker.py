@@ -1,6 +1,6 @@
 """One engine's life in one process: reads a job, starts vLLM, does its steps, writes what it saw.
 
-``python engine_worker.py JOB RESULT``, both JSON. A job is ``{"engine": {...}, "steps": [...]}``: the
+``python engine_worker.py JOB RESULT``, both JSON. A job is ``{"engine": {...}, "steps": [...]}``:
 arguments of ``vllm.LLM``, then steps of the kinds below, each with a ``name`` for its answer. Floats
 are written so that they come back bit for bit.
 """
@@ -18,8 +18,8 @@ def generate(llm: Any, step: dict[str, Any]) -> list[dict[str, Any]]:
     """Greedy replies to ``prompts`` (token ids), ``together`` in one batch or one after the other.
 
     ``budget`` sets how many tokens the scheduler may put into one pass (default: the engine's);
-    ``keep_cache`` leaves the prefix cache as it is. A reply: its tokens, the top log-probabilities of
-    each, those of the prompt if ``prompt_logprobs``, and how many prompt tokens were cached.
+    ``keep_cache`` leaves the prefix cache as it is. A reply: its tokens, the top log-probabilities
+    of each, those of the prompt if ``prompt_logprobs``, and how many prompt tokens were cached.
     """
     from vllm import SamplingParams
 

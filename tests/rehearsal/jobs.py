@@ -126,9 +126,7 @@ JOBS: Mapping[str, Job] = {
         ),
     ),
     # As it is served, against "replay".
-    "draft5": Job(
-        options=speculative(5), steps=(generate("alone", PROMPTS, 16), METRICS)
-    ),
+    "draft5": Job(options=speculative(5), steps=(generate("alone", PROMPTS, 16), METRICS)),
     "constructed": Job(
         variant="constructed",
         options=speculative(5),

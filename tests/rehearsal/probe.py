@@ -1,7 +1,7 @@
 """Looks into an engine's workers: vLLM's ``worker_extension_cls``, called through collective_rpc.
 
-Every method name begins with ``probe_`` (the class is mixed into vLLM's worker) and answers in JSON's
-types; tensors go through a safetensors file.
+Every method's name begins with ``probe_`` (the class is mixed into vLLM's worker) and answers in
+JSON's types; tensors go through a safetensors file.
 """
 
 from __future__ import annotations
@@ -69,8 +69,7 @@ class Probe:
                 "out": stack.out_features,
                 "dense": list(stack.dense.shape[1:]),
                 "sha256": {
-                    leaf: _digest(getattr(stack, leaf)[index])
-                    for leaf in ("trellis", "suh", "svh")
+                    leaf: _digest(getattr(stack, leaf)[index]) for leaf in ("trellis", "suh", "svh")
                 },
             }
             for path, stack in _modules(_models(self.model_runner))
@@ -102,13 +101,13 @@ class Probe:
         return self._probe_tape.passes()
 
     def probe_force(self, path: str) -> None:
-        """From now on feed each layer the tape's inputs, compare, and hand on the tape's outputs."""
+        """From now on feed each layer the tape's inputs, compare, hand on the tape's outputs."""
         tape = self._probe_tape = Tape(load_file(path))
         for index, layer in enumerate(_decoder(self.model_runner).layers):
             tape.wrap(index, layer, tape.force)
 
     def probe_errors(self) -> dict[str, Any]:
-        """Stop forcing: relative error of every token by layer and output, and how far the tape ran."""
+        """Stop forcing. Relative error of each token by layer and output; how far the tape ran."""
         tape = self._probe_tape
         tape.unwrap()
         return {"passes": tape.passes(), "of": tape.recorded_passes(), "errors": tape.errors}
@@ -124,6 +123,7 @@ class Probe:
         if self._probe_rank() != rank:
             return
         from safetensors import safe_open
+
         from spark_overlay.arithmetic import weight_dtype
         from spark_overlay.exl3.format import row_slice
         from spark_overlay.headers import CheckpointHeaders
@@ -236,9 +236,7 @@ class Tape:
         return found.clone()
 
 
-def _watched(
-    layer: Any, forward: Callable[..., Any], args: Any, kwargs: Any
-) -> tuple[Any, Tensor]:
+def _watched(layer: Any, forward: Callable[..., Any], args: Any, kwargs: Any) -> tuple[Any, Tensor]:
     """A layer's result and what its attention answered on the way."""
     seen: list[Tensor] = []
     hook = layer.attn.register_forward_hook(lambda _m, _a, out: seen.append(out.clone()))

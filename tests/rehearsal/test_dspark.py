@@ -1,4 +1,4 @@
-"""The draft proposes and the target decides: a reply with DSpark is the greedy reply, only sooner."""
+"""The draft proposes and the target decides: a reply with DSpark is the greedy one, only sooner."""
 
 from __future__ import annotations
 
@@ -35,9 +35,7 @@ def test_three_drafted_tokens_change_no_reply(
 
 
 @pytest.mark.parametrize("index", range(len(PROMPTS)))
-def test_five_drafted_tokens_change_no_reply(
-    replay: Answers, draft5: Answers, index: int
-) -> None:
+def test_five_drafted_tokens_change_no_reply(replay: Answers, draft5: Answers, index: int) -> None:
     """As it is served, with bounded replay on both sides, and twice as far."""
     found, greedy = draft5["alone"][index], replay["alone"][index]
     assert len(found["tokens"]) == 16

@@ -56,8 +56,11 @@ def test_replies_are_a_model_s_and_not_a_constant(plain: Answers) -> None:
     replies = [tuple(reply(plain, "alone", index)[0]) for index in range(len(PROMPTS))]
     assert len(set(replies)) == len(replies)
     assert all(len(set(tokens)) >= 4 for tokens in replies)
-    best = [max(place.values()) for _, places in
-            (reply(plain, "alone", index) for index in range(len(PROMPTS))) for place in places]
+    best = [
+        max(place.values())
+        for _, places in (reply(plain, "alone", index) for index in range(len(PROMPTS)))
+        for place in places
+    ]
     assert all(-5.0 < value < -0.01 for value in best), best
 
 

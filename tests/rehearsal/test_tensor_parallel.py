@@ -1,6 +1,6 @@
 """One rank and two compute the same model: every layer, fed with the same input.
 
-The one-rank engine's layers are taped (a chunked prefill, then decode); the two-rank engine's layers
+The one-rank engine's layers are taped (a chunked prefill, then decode); those of the two-rank engine
 get the tape's inputs, their outputs are compared token by token, and the tape's outputs go on. What
 differs is that two ranks' partial sums are rounded to bf16 before they are added.
 """
@@ -84,7 +84,7 @@ def test_two_ranks_compute_every_layer_as_one(pair: Answers) -> None:
 
 
 def test_two_ranks_are_not_compared_with_themselves(pair: Answers) -> None:
-    """Two partial sums cannot all agree with one: errors of nothing would mean nothing is compared."""
+    """Two rounded halves are not the whole: no error at all would mean nothing was compared."""
     for outputs in errors(pair, "right").values():
         assert all(limits_of(rows)[0] > 1e-4 for rows in outputs.values())
 

@@ -100,6 +100,17 @@ class Command:
             time.sleep(0.001)
         raise AssertionError(f"{self.words}: no {step} {event} in {timeout:g} s:\n{self.said()}")
 
+    def reaches_output(self, step: str, timeout: float = QUICK) -> None:
+        """Wait until the log of its record has a line of what the step runs."""
+        end = time.monotonic() + timeout
+        while time.monotonic() < end and self.process.poll() is None:
+            record = self.record()
+            path = None if record is None else record / "log.txt"
+            if path is not None and path.exists() and f" {step:<11} | " in path.read_text():
+                return
+            time.sleep(0.001)
+        raise AssertionError(f"{self.words}: no output of {step}:\n{self.said()}")
+
     def wait(self, timeout: float = QUICK, tick: Callable[[], None] | None = None) -> Ran:
         end = self.began + timeout
         while self.process.poll() is None:

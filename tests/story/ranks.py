@@ -103,11 +103,8 @@ def shared_memory(processes: Iterable[psutil.Process]) -> set[Path]:
     return found
 
 
-def running_under(folder: Path) -> list[str]:
-    """Processes that have a path inside ``folder`` among their words."""
-    found = []
-    for process in psutil.process_iter():
-        with contextlib.suppress(psutil.Error):
-            if any(str(folder) in word for word in process.cmdline()):
-                found.append(f"{process.pid} {' '.join(process.cmdline())[:200]}")
-    return found
+def children(pid: int) -> list[psutil.Process]:
+    """The living descendants of a process now."""
+    with contextlib.suppress(psutil.Error):
+        return psutil.Process(pid).children(recursive=True)
+    return []

@@ -6,9 +6,10 @@ engine (see test_4_engine.py) has work to do.
 
 from __future__ import annotations
 
+import psutil
 import pytest
-from clone import START, Clone, Ran
-from ranks import Pair, running_under, still_alive
+from clone import START, Clone
+from ranks import Pair, children, still_alive
 
 
 @pytest.fixture(scope="module")
@@ -17,31 +18,31 @@ def updated(clone: Clone) -> None:
         project.write("\n# changed by an update\n")
 
 
-def killed(clone: Clone, step: str, moment: str) -> Ran:
+def kill(clone: Clone, step: str, moment: str) -> list[psutil.Process]:
+    """kill -9 of a ``rehearse`` at a moment of a step; what it had running then."""
     command = clone.begin("rehearse")
     if moment == "output":
         command.reaches_output(step)
     else:
         command.reaches(step, moment)
+    below = children(command.pid)
     ran = command.kill()
     assert ran.status == 137, ran.said
-    return ran
+    return below
 
 
-def assert_status_knows(clone: Clone, *codes: int) -> None:
+def assert_standing(clone: Clone, *codes: int) -> None:
     standing = clone.standing()
     assert standing["code"] in codes, standing
-    assert standing["launcher"] is None, standing  # not taken for one that is still at work
+    assert standing["launcher"] is None, standing  # a killed one is not taken for one at work
 
 
-@pytest.mark.usefixtures("updated")
-def test_killed_while_it_looks(clone: Clone, serving: Pair) -> None:
-    killed(clone, "preflight", "started")
-    assert_status_knows(clone, 0)
-    assert still_alive(serving.processes(), 0) != []
+def test_killed_while_it_looks_around(clone: Clone, serving: Pair, updated: None) -> None:
+    kill(clone, "preflight", "started")
+    assert_standing(clone, 0)
+    assert Pair.of(clone.standing()) == serving
 
 
-@pytest.mark.usefixtures("updated")
 @pytest.mark.parametrize(
     ("step", "moment"),
     [
@@ -52,14 +53,40 @@ def test_killed_while_it_looks(clone: Clone, serving: Pair) -> None:
         ("launch", "started"),
     ],
 )
-def test_killed_before_the_launch(clone: Clone, step: str, moment: str) -> None:
-    killed(clone, step, moment)
-    # Within the very first moment the old pair may still serve: it is ended by the step itself.
-    assert_status_knows(clone, *((0, 1, 3) if (step, moment) == ("overlay", "started") else (1,)))
-    assert still_working(clone) == []
+def test_killed_before_the_launch(clone: Clone, updated: None, step: str, moment: str) -> None:
+    working = kill(clone, step, moment)
+    # The step that finds the pair stale ends it first, and may be killed before or while it does.
+    assert_standing(clone, *((0, 1, 3, 4) if (step, moment) == ("overlay", "started") else (1,)))
+    assert still_alive(working) == []
 
 
-def still_working(clone: Clone) -> list[str]:
-    """What the killed launcher had running for a step: pip, or the maker of the checkpoint."""
-    working = [*running_under(clone.root / "overlay"), *running_under(clone.rehearsal / "engine")]
-    return [line for line in working if " serve " not in line]
+def test_killed_between_the_two_ranks(clone: Clone, updated: None) -> None:
+    kill(clone, "launch", "rank started")
+    assert_standing(clone, 3, 4)
+    half = Pair.of(clone.standing())
+    left = half.processes()
+    assert left
+
+    # Half a pair is of no use: the next run ends it, then starts both.
+    kill(clone, "watch", "started")
+    assert still_alive(left) == []
+    assert_standing(clone, 4)
+    assert Pair.of(clone.standing()).launch_id != half.launch_id
+
+
+@pytest.mark.parametrize("step", ["health", "check"])
+def test_killed_after_the_launch(clone: Clone, updated: None, step: str) -> None:
+    started = Pair.of(clone.standing())
+    kill(clone, step, "started")
+    assert_standing(clone, *((4, 0) if step == "health" else (0,)))
+    assert Pair.of(clone.standing()) == started
+
+
+def test_rehearse_then_ends_serving(clone: Clone, updated: None) -> None:
+    started = Pair.of(clone.standing())
+    ended = clone.start("rehearse", timeout=START)
+    assert ended.status == 0, ended.said
+    assert "launch (worker, then head): already done" in ended.out
+    assert Pair.of(clone.standing()) == started  # the ranks ran on through all of it
+    assert (clone.logs / "ranks" / "watch.json").exists()
+    assert started.launch_id in (clone.logs / "ranks" / "watch.json").read_text()

@@ -24,7 +24,7 @@ class Rope:
 
 @dataclass(frozen=True)
 class V41Config:
-    """Names are config.json's. ``compress_ratios`` has an entry for every layer, draft stages too."""
+    """Names are config.json's. ``compress_ratios`` has an entry per layer, draft stages too."""
 
     vocab_size: int
     hidden_size: int

@@ -70,7 +70,7 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
 
 
 def turn(x: Tensor, table: Tensor, *, back: bool = False) -> Tensor:
-    """GPT-J RoPE of the last 64 values of ``x [T, ..., D]``: pair (2i, 2i+1) by ``table [T, 64]``."""
+    """GPT-J RoPE of the last 64 of ``x [T, ..., D]``: pair (2i, 2i+1) by ``table [T, 64]``."""
     cos, sin = table.to(x.dtype).chunk(2, -1)
     shape = (x.shape[0],) + (1,) * (x.dim() - 2) + (cos.shape[-1],)
     cos, sin = cos.view(shape), (-sin if back else sin).view(shape)
