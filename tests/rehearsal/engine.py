@@ -43,8 +43,8 @@ class EngineFailed(RuntimeError):
 @dataclass(frozen=True)
 class Job:
     """``options`` are arguments of ``vllm.LLM`` beside the common ones (jobs.py); ``variant`` is
-    the checkpoint's, ``store`` the overlay's engram_store. ``after`` names a job whose tape this one
-    reads: ``{tape}`` in a step's arguments is one path for all jobs of a session."""
+    the checkpoint's, ``store`` the overlay's engram_store. ``after`` names a job whose tape this
+    one reads: ``{tape}`` in a step's arguments is one path for all jobs of a session."""
 
     variant: str = "standard"
     store: str = "file"

@@ -1,8 +1,8 @@
 """One engine's life in one process: reads a job, starts vLLM, does its steps, writes what it saw.
 
 ``python engine_worker.py JOB RESULT``, both JSON. A job is ``{"engine": {...}, "steps": [...]}``:
-arguments of ``vllm.LLM``, then steps of the kinds below, each with a ``name`` for its answer. Floats
-are written so that they come back bit for bit.
+arguments of ``vllm.LLM``, then steps of the kinds below, each with a ``name`` for its answer.
+Floats are written so that they come back bit for bit.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """One rank and two compute the same model: every layer, fed with the same input.
 
-The one-rank engine's layers are taped (a chunked prefill, then decode); those of the two-rank engine
-get the tape's inputs, their outputs are compared token by token, and the tape's outputs go on. What
-differs is that two ranks' partial sums are rounded to bf16 before they are added.
+The one-rank engine's layers are taped (a chunked prefill, then decode); those of the two-rank
+engine get the tape's inputs, their outputs are compared token by token, and the tape's outputs go
+on. What differs is that two ranks' partial sums are rounded to bf16 before they are added.
 """
 
 from __future__ import annotations

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from pathlib import Path
 
 import pytest
@@ -20,7 +20,7 @@ from launcher.app import App
 from launcher.console import Console
 from launcher.record import Record, Secrets
 
-MODEL = "it's a \"model\" of $(touch pwned) `touch pwned` ; touch pwned"
+MODEL = 'it\'s a "model" of $(touch pwned) `touch pwned` ; touch pwned'
 KEY = "story-key-4711 $(touch pwned)"
 
 _failed: list[str] = []
@@ -80,7 +80,7 @@ def story_goes_on() -> None:
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport(
     item: pytest.Item, call: pytest.CallInfo[None]
-) -> Iterator[pytest.TestReport]:
+) -> Generator[None, pytest.TestReport, pytest.TestReport]:
     report = yield
     if report.failed and call.when == "call":
         _failed.append(item.nodeid)

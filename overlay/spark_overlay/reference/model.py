@@ -84,9 +84,9 @@ class Reference:
         x = self.weights["embed.weight"][tokens]
         return State(tokens, x[:, None].expand(-1, self.config.hc_mult, -1))
 
-    def logits(self, state: State) -> Tensor:
+    def logits(self, state: State, norm: str = "norm.weight") -> Tensor:
         x = self.cast(collapse(state.streams, state.pre))
-        x = self.cast(rms_norm(x, self.weights["norm.weight"], self.config.rms_norm_eps))
+        x = self.cast(rms_norm(x, self.weights[norm], self.config.rms_norm_eps))
         return self.cast(self.weights.linear(x, "head"))
 
     def layer(self, layer: int, state: State) -> None:
@@ -137,12 +137,12 @@ class Reference:
             gate_values(state.streams, kv, q_weight, k_weight, self.config.rms_norm_eps)
         )
 
-    def experts(self, prefix: str, x: Tensor) -> Tensor:
+    def experts(self, prefix: str, x: Tensor, top_k: int | None = None) -> Tensor:
         return mixture(
             self.weights,
             prefix,
             x,
-            top_k=self.config.num_experts_per_tok,
+            top_k=top_k or self.config.num_experts_per_tok,
             scaling=self.config.routed_scaling_factor,
             limit=self.config.swiglu_limit,
             cast=self.cast,
@@ -150,17 +150,11 @@ class Reference:
 
     def attention(self, layer: int, x: Tensor, state: State) -> Tensor:
         """Sparse multi-query attention over window and chosen rows: ``x [T, H] -> [T, H]``."""
-        weights, cast, eps = self.weights, self.cast, self.config.rms_norm_eps
         prefix = f"layers.{layer}.attn"
         ratio = self.config.ratio(layer)
         table = (self.compressed_table if ratio else self.window_table)[: len(x)]
-        low = cast(weights.linear(x, f"{prefix}.wq_a"))
-        low = cast(rms_norm(low, weights[f"{prefix}.q_norm.weight"], eps))
-        q = cast(weights.linear(low, f"{prefix}.wq_b")).unflatten(-1, (-1, HEAD_DIM))
-        kv = cast(weights.linear(x, f"{prefix}.wkv"))
-        kv = cast(rms_norm(kv, weights[f"{prefix}.kv_norm.weight"], eps))
-
-        rows = cast.record(turn(kv, table))
+        low, q = self.query(prefix, x, table)
+        rows = self.rows(prefix, x, table)
         here = torch.arange(len(x))
         behind = here[:, None] - here
         visible = (behind >= 0) & (behind < self.config.sliding_window)
@@ -171,10 +165,27 @@ class Reference:
                 self.choose(layer, x, low, state)
             rows = torch.cat((rows, state.compressed[self.config.kv_source(layer)]))
             visible = torch.cat((visible, state.chosen[self.config.index_source(layer)]), 1)
-        y = attend(
-            cast(turn(q, table)), rows, visible, weights[f"{prefix}.attn_sink"], HEAD_DIM**-0.5
-        )
-        return self.output(prefix, cast(turn(cast(y), table, back=True)))
+        return self.read(prefix, q, rows, visible, table)
+
+    def query(self, prefix: str, x: Tensor, table: Tensor) -> tuple[Tensor, Tensor]:
+        """The normalised low-rank query ``[T, r]``, and the heads ``[T, heads, 512]``, turned."""
+        weights, cast = self.weights, self.cast
+        low = cast(weights.linear(x, f"{prefix}.wq_a"))
+        low = cast(rms_norm(low, weights[f"{prefix}.q_norm.weight"], self.config.rms_norm_eps))
+        heads = cast(weights.linear(low, f"{prefix}.wq_b")).unflatten(-1, (-1, HEAD_DIM))
+        return low, cast(turn(heads, table))
+
+    def rows(self, prefix: str, x: Tensor, table: Tensor) -> Tensor:
+        """The window's cache rows ``[T, 512]``: one latent is key and value of all heads."""
+        weights, cast = self.weights, self.cast
+        kv = cast(weights.linear(x, f"{prefix}.wkv"))
+        kv = cast(rms_norm(kv, weights[f"{prefix}.kv_norm.weight"], self.config.rms_norm_eps))
+        return cast.record(turn(kv, table))
+
+    def read(self, prefix: str, q: Tensor, rows: Tensor, visible: Tensor, table: Tensor) -> Tensor:
+        """Attend, turn the result back, and project it out."""
+        y = attend(q, rows, visible, self.weights[f"{prefix}.attn_sink"], HEAD_DIM**-0.5)
+        return self.output(prefix, self.cast(turn(self.cast(y), table, back=True)))
 
     def output(self, prefix: str, heads: Tensor) -> Tensor:
         """Groups of heads each through its own slice of wo_a, then all through wo_b."""
