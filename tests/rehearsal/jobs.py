@@ -12,7 +12,8 @@ WINDOW, TOP_K = 32, 16
 #: The scheduler's budgets in the chunk tests: groups of ratio 2 are cut open by the odd one.
 BUDGETS = {"odd": 23, "even": 32}
 TAPE_BUDGET = 64
-REPLY = 8
+#: Tokens of a reply; of one whose prompt is what matters; of one twice as long.
+REPLY, SHORT, FAR = 6, 2, 12
 #: Layer and rank of the deliberate faults.
 FAULT_LAYER, FAULT_RANK = 4, 1
 
@@ -33,13 +34,13 @@ COMMON: Mapping[str, Any] = {
 EXACT = {"swa_bounded_replay": False}
 
 
-def prompt(length: int, stride: int = 37, start: int = 11) -> list[int]:
+def prompt(length: int, stride: int = 37, start: int = 11, span: int = 480) -> list[int]:
     """Ordinary tokens, no two neighbours alike."""
-    return [(i * stride + start) % 480 + 5 for i in range(length)]
+    return [(i * stride + start) % span + 5 for i in range(length)]
 
 
 #: The second and the last are longer than the window; the last than window and top-k as well.
-PROMPTS = [prompt(9), prompt(70, 41), prompt(47, 53), prompt(180)]
+PROMPTS = [prompt(9), prompt(70, 41), prompt(47, 53), prompt(180, span=490)]
 LONG = PROMPTS[-1]
 #: The long one's first two pages, then other text.
 BRANCH = LONG[:130] + prompt(50, 29, 3)
@@ -80,17 +81,19 @@ JOBS: Mapping[str, Job] = {
         options=EXACT,
         steps=(
             generate("alone", PROMPTS, prompt_logprobs=1),
-            generate("again", PROMPTS, prompt_logprobs=1),
+            generate("again", PROMPTS),
             *(
                 step
                 for name, budget in BUDGETS.items()
-                for step in counted(generate(name, PROMPTS, budget=budget, prompt_logprobs=1))
+                for step in counted(
+                    generate(name, PROMPTS, SHORT, budget=budget, prompt_logprobs=1)
+                )
             ),
             *counted(generate("batch", PROMPTS, together=True, prompt_logprobs=1)),
-            generate("branch cold", [BRANCH]),
-            generate("long cold", [LONG]),
-            *counted(generate("long warm", [LONG], keep_cache=True)),
-            *counted(generate("branch warm", [BRANCH], keep_cache=True)),
+            generate("branch cold", [BRANCH], SHORT),
+            generate("long cold", [LONG], SHORT),
+            *counted(generate("long warm", [LONG], SHORT, keep_cache=True)),
+            *counted(generate("branch warm", [BRANCH], SHORT, keep_cache=True)),
             call("probe_modules", name="modules"),
             call("probe_packed", name="packed"),
             call("probe_record"),
@@ -110,9 +113,11 @@ JOBS: Mapping[str, Job] = {
     # As it is served: bounded replay on.
     "replay": Job(
         steps=(
-            generate("alone", PROMPTS, 16),
-            generate("long cold", [LONG]),
-            generate("long warm", [LONG], keep_cache=True),
+            generate("alone", PROMPTS, FAR),
+            generate("branch cold", [BRANCH], SHORT),
+            generate("long cold", [LONG], SHORT),
+            generate("long warm", [LONG], SHORT, keep_cache=True),
+            generate("branch warm", [BRANCH], SHORT, keep_cache=True),
         ),
     ),
     "draft3": Job(
@@ -126,7 +131,7 @@ JOBS: Mapping[str, Job] = {
         ),
     ),
     # As it is served, against "replay".
-    "draft5": Job(options=speculative(5), steps=(generate("alone", PROMPTS, 16), METRICS)),
+    "draft5": Job(options=speculative(5), steps=(generate("alone", PROMPTS, FAR), METRICS)),
     "constructed": Job(
         variant="constructed",
         options=speculative(5),
@@ -143,8 +148,8 @@ JOBS: Mapping[str, Job] = {
         steps=(
             call("probe_packed", name="packed"),
             call("probe_modules", name="modules"),
-            generate("alone", [LONG]),
-            generate("again", [LONG]),
+            generate("alone", [LONG], SHORT),
+            generate("again", [LONG], SHORT),
             *forced("right"),
             SWAP,
             *forced("swapped groups"),

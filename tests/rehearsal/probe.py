@@ -15,9 +15,9 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
-#: What is compared of a decoder layer, in the order of its computation: the attention's answer, the
-#: streams it leaves (attention written back), the experts' answer.
-OUTPUTS = ("attention", "streams", "experts")
+#: What is compared of a decoder layer: the answers of its two sublayers, each to a taped input, and
+#: the streams that the layer leaves to the next one.
+OUTPUTS = ("attention", "experts", "layer")
 
 
 class Probe:
@@ -48,7 +48,7 @@ class Probe:
             "quantization_class": type(config.quant_config).__name__,
             "head_method": type(models["target"].language_model.lm_head.quant_method).__name__,
             "tensors": {
-                f"{which}.{name}": [list(t.shape), t.numel() * t.element_size()]
+                f"{which}.{name}": [str(t.dtype), list(t.shape)]
                 for which, model in models.items()
                 for name, t in (*model.named_parameters(), *model.named_buffers())
             },
@@ -152,7 +152,8 @@ class Probe:
 class Tape:
     """What went into and came out of each decoder layer, pass by pass.
 
-    Tensors are named ``layer/pass/in|out|attention/place``. Places that held no tensor are absent.
+    Tensors are named ``layer/pass/what/place``; ``what`` is ``in`` or ``out`` (of the layer),
+    ``attention`` (its answer) or ``experts`` (their input). Places that held no tensor are absent.
     """
 
     def __init__(self, tensors: dict[str, Tensor] | None = None) -> None:
@@ -193,8 +194,9 @@ class Tape:
         for place, value in _places(args, kwargs):
             if isinstance(value, Tensor):
                 self.tensors[f"{where}/in/{place}"] = value.clone().contiguous()
-        result, attention = _watched(layer, forward, args, kwargs)
+        result, attention, experts_input = _watched(layer, forward, args, kwargs)
         self.tensors[f"{where}/attention/0"] = attention
+        self.tensors[f"{where}/experts/0"] = experts_input
         for place, value in enumerate(result):
             if isinstance(value, Tensor):
                 self.tensors[f"{where}/out/{place}"] = value.clone().contiguous()
@@ -212,12 +214,13 @@ class Tape:
             raise RuntimeError(f"{where}: the tape was made of other tokens than this pass has")
         args = tuple(forced[str(place)] for place in range(len(args)))
         kwargs = {name: forced[name] for name in kwargs}
-        result, attention = _watched(layer, forward, args, kwargs)
+        result, attention, _ = _watched(layer, forward, args, kwargs)
+        experts = layer.ffn(self.tensors[f"{where}/experts/0"].clone(), args[2], None)
         taped = tuple(self._taken(f"{where}/out/{p}", value) for p, value in enumerate(result))
         pairs = (
             (attention, self.tensors[f"{where}/attention/0"]),
-            (result[1], taped[1]),
-            (result[0], taped[0]),
+            (experts, taped[0]),
+            (_written_back(result), _written_back(taped)),
         )
         for name, (found, expected) in zip(OUTPUTS, pairs, strict=True):
             rows = self.errors.setdefault(str(index), {}).setdefault(name, [])
@@ -236,16 +239,31 @@ class Tape:
         return found.clone()
 
 
-def _watched(layer: Any, forward: Callable[..., Any], args: Any, kwargs: Any) -> tuple[Any, Tensor]:
-    """A layer's result and what its attention answered on the way."""
-    seen: list[Tensor] = []
-    hook = layer.attn.register_forward_hook(lambda _m, _a, out: seen.append(out.clone()))
+def _watched(
+    layer: Any, forward: Callable[..., Any], args: Any, kwargs: Any
+) -> tuple[Any, Tensor, Tensor]:
+    """A layer's result, its attention's answer and its experts' input on the way."""
+    answers: list[Tensor] = []
+    inputs: list[Tensor] = []
+    hooks = (
+        layer.attn.register_forward_hook(lambda _m, _a, out: answers.append(out.clone())),
+        layer.ffn.register_forward_pre_hook(lambda _m, given: inputs.append(given[0].clone())),
+    )
     try:
         result = forward(*args, **kwargs)
     finally:
-        hook.remove()
-    (attention,) = seen
-    return result, attention
+        for hook in hooks:
+            hook.remove()
+    (attention,), (experts_input,) = answers, inputs
+    return result, attention, experts_input
+
+
+def _written_back(result: tuple[Any, ...]) -> Tensor:
+    """The streams after the layer's second sublayer, which the next layer would write."""
+    from spark_overlay.mhc.reference import expand
+
+    x, residual, post_mix, residual_mix = result[:4]
+    return expand(x, residual, post_mix.squeeze(-1), residual_mix)
 
 
 def _places(args: Any, kwargs: Any) -> Iterator[tuple[str, Any]]:

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 import pytest
 from engine import Answers
-from jobs import PROMPTS, TEXTS, TOP_K, WINDOW
+from jobs import FAR, PROMPTS, TEXTS, TOP_K, WINDOW
 
 from spark_overlay.rehearsal.constructed import successor
 
@@ -38,7 +38,7 @@ def test_three_drafted_tokens_change_no_reply(
 def test_five_drafted_tokens_change_no_reply(replay: Answers, draft5: Answers, index: int) -> None:
     """As it is served, with bounded replay on both sides, and twice as far."""
     found, greedy = draft5["alone"][index], replay["alone"][index]
-    assert len(found["tokens"]) == 16
+    assert len(found["tokens"]) == FAR
     assert found["tokens"] == greedy["tokens"]
     assert found["logprobs"] == greedy["logprobs"]
 

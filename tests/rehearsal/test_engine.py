@@ -13,16 +13,16 @@ from typing import Any
 
 import pytest
 from engine import Answers
-from jobs import BRANCH, BUDGETS, LONG, PROMPTS, REPLY, TOP_K, WINDOW
+from jobs import BRANCH, BUDGETS, LONG, PROMPTS, REPLY, SHORT, TOP_K, WINDOW
 
 from spark_overlay.exl3.modules import Exl3Facts, scan_modules
 from spark_overlay.headers import CheckpointHeaders, TensorHeader
 
 pytestmark = pytest.mark.rehearsal
 
-#: A replayed prefix is an approximation by design: the window's tail is computed anew, what lies
-#: before it is not seen. In nats, of a first token's log-probability.
-REPLAY_TOLERANCE = 0.5
+#: A replayed prefix is an approximation by design: after a hit the window's tail is computed anew,
+#: without what lies before it. In nats, of the first token's log-probability (0.05 was measured).
+REPLAY_TOLERANCE = 0.25
 ALL_TOKENS = WINDOW + 2 * TOP_K
 
 
@@ -45,7 +45,6 @@ def test_the_same_request_twice_is_the_same_reply(plain: Answers, index: int) ->
     assert len(tokens) == len(logprobs) == REPLY
     assert all(len(place) >= 3 for place in logprobs)
     assert reply(plain, "again", index) == (tokens, logprobs)
-    assert prompt_values(plain, "again", index) == prompt_values(plain, "alone", index)
     # Neither came from the cache.
     assert plain["alone"][index]["cached"] == plain["again"][index]["cached"] == 0
 
@@ -67,7 +66,8 @@ def test_replies_are_a_model_s_and_not_a_constant(plain: Answers) -> None:
 @pytest.mark.parametrize("index", range(len(PROMPTS)))
 @pytest.mark.parametrize("name", BUDGETS)
 def test_chunked_prefill_is_unchunked_prefill(plain: Answers, name: str, index: int) -> None:
-    assert reply(plain, name, index) == reply(plain, "alone", index)
+    tokens, logprobs = reply(plain, "alone", index)
+    assert reply(plain, name, index) == (tokens[:SHORT], logprobs[:SHORT])
     assert prompt_values(plain, name, index) == prompt_values(plain, "alone", index)
 
 
@@ -77,7 +77,7 @@ def test_the_chunks_were_as_large_as_told(plain: Answers, name: str, budget: int
     expected = []
     for prompt in PROMPTS:
         whole, rest = divmod(len(prompt), budget)
-        expected += [budget] * whole + [rest] * bool(rest) + [1] * (REPLY - 1)
+        expected += [budget] * whole + [rest] * bool(rest) + [1] * (SHORT - 1)
     assert passes == expected
 
 
@@ -104,15 +104,15 @@ def test_a_cached_prefix_is_as_good_as_a_cold_one(
     assert reply(plain, f"{name} warm") == reply(plain, f"{name} cold")
 
 
-def test_a_replayed_prefix_stays_near(replay: Answers) -> None:
-    """vLLM's default: after a cache hit only the window's last tokens are replayed."""
-    cold, warm = replay["long cold"][0], replay["long warm"][0]
-    assert cold["cached"] == 0 and warm["cached"] > 0
-    first, again = cold["logprobs"][0], warm["logprobs"][0]
-    shared = set(first) & set(again)
-    assert str(cold["tokens"][0]) in shared
-    for token in shared:
-        assert abs(first[token] - again[token]) <= REPLAY_TOLERANCE, (first, again)
+@pytest.mark.parametrize("name", ["long", "branch"])
+def test_a_replayed_prefix_stays_near(replay: Answers, name: str) -> None:
+    """vLLM's default, with which the Sparks serve."""
+    cold, warm = replay[f"{name} cold"][0], replay[f"{name} warm"][0]
+    assert cold["cached"] == 0 and warm["cached"] == 128
+    first, token = cold["logprobs"][0], str(cold["tokens"][0])
+    moved = abs(first[token] - warm["logprobs"][0][token])
+    print(f"{name}: the first token's log-probability moved by {moved:.3f}")
+    assert moved <= REPLAY_TOLERANCE, (first, warm["logprobs"][0])
 
 
 @pytest.mark.parametrize("index", range(len(PROMPTS)))
@@ -143,10 +143,10 @@ def test_no_parameter_is_an_engram_table(request: pytest.FixtureRequest, name: s
         ]
         assert all(table["tensors"] == [] for table in tables)
         lengths = {table["rows"][1] - table["rows"][0] for table in tables}
-        smallest = 256 * min(lengths)
-        assert min(lengths) > 5000 and len(modules["tensors"]) > 500
-        for tensor, (shape, size) in modules["tensors"].items():
-            assert not lengths & set(shape) and size < smallest, (tensor, shape)
+        assert min(lengths) > 5000 and len(modules["tensors"]) > 400
+        for tensor, (dtype, shape) in modules["tensors"].items():
+            assert not lengths & set(shape), (tensor, shape)
+            assert dtype not in ("torch.float8_e4m3fn", "torch.uint8"), (tensor, dtype)
 
 
 def test_two_ranks_share_each_table_and_overlap_nowhere(pair: Answers, plain: Answers) -> None:
@@ -182,12 +182,13 @@ def test_k_of_every_matrix_is_its_header_s(
     plain: Answers, pair: Answers, stored: dict[str, Exl3Facts]
 ) -> None:
     for ranks in (plain["packed"], pair["packed"]):
+        everywhere = set()
         for rank in ranks:
             found = {matrix["key"]: (matrix["k2"], matrix["words"]) for matrix in rank}
             assert len(found) == len(rank), "a matrix is held twice"
-            assert found == {
-                key: (stored[key].k2, 8 * stored[key].k2) for key in target_keys(stored)
-            }
+            assert found == {key: (stored[key].k2, 8 * stored[key].k2) for key in found}
+            everywhere |= set(found)
+        assert everywhere == target_keys(stored)
     # 2, 2.5, 3, 4, 5, 6 and 8 bits, some of them side by side in one fused layer.
     assert {matrix["k2"] for matrix in plain["packed"][0]} == {4, 5, 6, 8, 10, 12, 16}
     assert stored["layers.3.attn.wq_a"].k2 != stored["layers.3.attn.wkv"].k2
@@ -223,16 +224,19 @@ def test_two_ranks_hold_halves_where_the_layer_is_split(
     pair: Answers, stored: dict[str, Exl3Facts]
 ) -> None:
     first, second = ({m["key"]: m for m in rank} for rank in pair["packed"])
-    split = 0
-    for key in target_keys(stored):
+    halves = 0
+    for key in first.keys() & second.keys():
         facts = stored[key]
         whole = facts.in_features * facts.out_features
         sizes = {m[key]["in"] * m[key]["out"] for m in (first, second)}
         assert sizes <= {whole, whole // 2} and len(sizes) == 1, key
         if sizes == {whole // 2}:
-            split += 1
+            halves += 1
             assert first[key]["sha256"]["trellis"] != second[key]["sha256"]["trellis"], key
         else:
             assert first[key]["sha256"] == second[key]["sha256"], key
-    # All experts, and of each layer's attention wq_b and wo_b.
-    assert split >= 9 * (3 * 33 + 2)
+    # All experts, each layer's wq_b and wo_b, two Engram projections and the head.
+    assert halves == 9 * (3 * 33 + 2) + 2 + 1
+    # Groups of wo_a are not cut: each rank has its own.
+    for own, groups in ((first.keys() - second.keys(), "01"), (second.keys() - first.keys(), "23")):
+        assert own == {f"layers.{n}.attn.wo_a.slice.{g}" for n in range(9) for g in groups}

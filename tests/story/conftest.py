@@ -23,7 +23,7 @@ from launcher.record import Record, Secrets
 MODEL = 'it\'s a "model" of $(touch pwned) `touch pwned` ; touch pwned'
 KEY = "story-key-4711 $(touch pwned)"
 
-_failed: list[str] = []
+_broken: list[str] = []
 _clones: list[Clone] = []
 
 
@@ -72,9 +72,9 @@ def serving(clone: Clone) -> Pair:
 
 @pytest.fixture(autouse=True)
 def story_goes_on() -> None:
-    """A part that rests on one that failed would only wait for its limits of time."""
-    if _failed:
-        pytest.fail(f"not run: the story broke off before, in {_failed[0]}", pytrace=False)
+    """Where the pair could not be brought up once, the rest would only wait for it."""
+    if _broken:
+        pytest.fail(f"not run: no pair could be brought up for {_broken[0]}", pytrace=False)
 
 
 @pytest.hookimpl(wrapper=True)
@@ -82,8 +82,9 @@ def pytest_runtest_makereport(
     item: pytest.Item, call: pytest.CallInfo[None]
 ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
     report = yield
-    if report.failed and call.when == "call":
-        _failed.append(item.nodeid)
+    if report.failed and call.when == "setup":
+        _broken.append(item.nodeid)
+    if report.failed and len(_broken) < 2:
         for made in _clones:
             report.sections += [(_title(ran), ran.said) for ran in made.history[-4:]]
             report.sections += [(f"end of {path}", text) for path, text in made.log_tails()]

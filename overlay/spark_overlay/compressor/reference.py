@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from spark_overlay.arithmetic import wide
 from spark_overlay.attention.reference import encode_records, rms_norm, write_records
 
 
@@ -55,7 +56,7 @@ def pool_and_norm(
 
     end = closes.nonzero()[:, 0]
     first, second = previous[end], kv_score[end]
-    mix = torch.softmax(torch.stack((first[:, half:], second[:, half:])), 0)
+    mix = torch.softmax(wide(torch.stack((first[:, half:], second[:, half:]))), 0)
     pooled = mix[0] * first[:, :half] + mix[1] * second[:, :half]
     latent[end] = rms_norm(pooled, weight, eps).to(latent.dtype)
 

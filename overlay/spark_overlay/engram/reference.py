@@ -5,6 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from spark_overlay.arithmetic import wide
+
 from spark_overlay.engram.layout import SCALE_GROUP, EngramError
 
 #: Below this |dot| the gate's root is flat; keeps its slope finite.
@@ -46,7 +48,7 @@ def gate_values(
     ``kv [T, (S + 1) * D]`` is wkv's output: a key for each stream, then one value for all.
     ``q_weight``, ``k_weight`` ``[S, D]`` are the norms' weights. gate = sigmoid(sign(dot) *
     sqrt(max(|dot|, 1e-6))), dot = sum(norm(hidden) * q * norm(key) * k) / sqrt(D). The gate of
-    tokens whose ``token_mask [T]`` is false (image spans) is 0. All in float32, rounded once.
+    tokens whose ``token_mask [T]`` is false (image spans) is 0. Computed wide, rounded once.
     """
     tokens, streams, dim = hidden.shape
     if kv.shape != (tokens, (streams + 1) * dim):
@@ -54,8 +56,8 @@ def gate_values(
             f"wkv gave {list(kv.shape)} for hidden {list(hidden.shape)}, expected "
             f"{[tokens, (streams + 1) * dim]}"
         )
-    h = hidden.float()
-    key, value = kv.float().view(tokens, streams + 1, dim).split((streams, 1), dim=1)
+    h = wide(hidden)
+    key, value = wide(kv).view(tokens, streams + 1, dim).split((streams, 1), dim=1)
     h_rms = torch.rsqrt(h.square().mean(-1) + eps)
     key_rms = torch.rsqrt(key.square().mean(-1) + eps)
     dot = (h * q_weight.float() * k_weight.float() * key).sum(-1) * h_rms * key_rms * dim**-0.5

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from vllm.model_executor.layers.fused_moe.fused_moe_method_base import FusedMoEMethodBase
 
-from spark_overlay.arithmetic import matmul, weight_dtype
+from spark_overlay.arithmetic import matmul, weight_dtype, wide
 from spark_overlay.exl3.format import Exl3FormatError, Exl3Slice
 from spark_overlay.exl3.modules import Exl3Facts
 from spark_overlay.exl3.packed import PackedStack
@@ -119,6 +119,6 @@ class Exl3MoEMethod(FusedMoEMethodBase):
             up = matmul(rows, layer.w3.weight(expert), torch.float32)
             if limit is not None:
                 gate, up = gate.clamp_max(limit), up.clamp(-limit, limit)
-            down = matmul(F.silu(gate) * up, layer.w2.weight(expert), torch.float32)
+            down = matmul(F.silu(wide(gate)) * up, layer.w2.weight(expert), torch.float32)
             out[token] += down * topk_weights[token, choice, None].float()
         return out.to(x.dtype)

@@ -59,9 +59,9 @@ def mixes(
     base_pre, base_post, base_comb = base.split((streams, streams, streams * streams))
     logits = (comb * scale[2] + base_comb).unflatten(-1, (streams, streams))
     return Mixes(
-        post=torch.sigmoid(post * scale[1] + base_post) * post_gain,
-        residual=sinkhorn(logits, sinkhorn_eps, iterations),
-        next_pre=torch.sigmoid(pre * scale[0] + base_pre) + pre_eps,
+        post=torch.sigmoid(wide(post * scale[1] + base_post)).float() * post_gain,
+        residual=sinkhorn(wide(logits), sinkhorn_eps, iterations).float(),
+        next_pre=torch.sigmoid(wide(pre * scale[0] + base_pre)).float() + pre_eps,
     )
 
 

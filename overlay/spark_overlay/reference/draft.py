@@ -1,8 +1,9 @@
-"""DSpark: three small layers that guess the next few tokens at once from the target's hidden states.
+"""DSpark: three small layers that guess the next few tokens at once.
 
-The block of a round is the last accepted token (the anchor) and noise tokens. Every token of the block
-sees all others and the window of context rows before it; these rows are made from the target's last
-three layers. A Markov head then adds, token by token, what usually follows the one just guessed.
+The block of a round is the last accepted token (the anchor) and noise tokens. Every token of the
+block sees all others and the window of context rows before it; these rows are made from the hidden
+states of the target's last three layers. A Markov head then adds, token by token, what usually
+follows the one just guessed.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ def propose(reference: Reference, states: Tensor, anchor: int, count: int) -> Te
 
     block = torch.full((count,), config.dspark_noise_token_id)
     block[0] = anchor
-    state = reference.embed(block)
+    state = reference.embed(block, len(states))
     for stage in range(config.num_nextn_predict_layers):
         prefix = f"mtp.{stage}"
         past = reference.rows(f"{prefix}.attn", context[first:], before)

@@ -10,7 +10,7 @@ DeepSeek's reference."""
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
@@ -36,17 +36,34 @@ from spark_overlay.reference.weights import Weights
 
 @dataclass
 class State:
-    """What passes between the layers of one pass: streams ``[T, S, H]``, the mixture ``pre [T, S]``
-    by which the next sublayer reads them (None: stream 0), and what the source layers have
-    published."""
+    """What passes between the layers of one pass, for T tokens at ``positions [T]``.
+
+    ``streams [T, S, H]``; ``pre [T, S]``, the mixture by which the next sublayer reads them (None:
+    stream 0); and what the source layers have published for every token of the text.
+    """
 
     tokens: Tensor
+    positions: Tensor
     streams: Tensor
     pre: Tensor | None = None
     compressed: dict[int, Tensor] = field(default_factory=dict)  # source layer -> records [C, 512]
     index_keys: dict[int, Tensor] = field(default_factory=dict)  # source layer -> keys [C, 128]
     chosen: dict[int, Tensor] = field(default_factory=dict)  # index source -> mask [T, C]
     candidates: Tensor | None = None  # blocks [T, B]
+    window: dict[int, Tensor] = field(default_factory=dict)  # layer -> rows written for all tokens
+
+    def last(self, count: int) -> State:
+        """The same text with only its last ``count`` tokens left to compute."""
+        part = slice(max(0, len(self.tokens) - count), None)
+        return replace(
+            self,
+            tokens=self.tokens[part],
+            positions=self.positions[part],
+            streams=self.streams[part],
+            pre=None if self.pre is None else self.pre[part],
+            chosen={layer: mask[part] for layer, mask in self.chosen.items()},
+            candidates=None if self.candidates is None else self.candidates[part],
+        )
 
 
 Observer = Callable[[int, State], None]
@@ -71,18 +88,40 @@ class Reference:
         self.window_table = cos_sin(config.window_rope, positions)
         self.compressed_table = cos_sin(config.compressed_rope, positions)
 
-    def __call__(self, tokens: Tensor, observe: Observer | None = None) -> Tensor:
-        """``tokens [T]`` int64 -> logits ``[T, vocab]``."""
+    def __call__(
+        self, tokens: Tensor, observe: Observer | None = None, *, replay: bool = False
+    ) -> Tensor:
+        """``tokens [T]`` int64 -> logits ``[T, vocab]``.
+
+        With ``replay`` the layers from the last KV source on compute only the last window of tokens
+        (bounded decoder replay): logits are those tokens'.
+        """
         state = self.embed(tokens)
         for layer in range(self.config.num_hidden_layers):
+            if replay and layer == max(self.config.kv_source_layer_ids):
+                state = self.begin_replay(layer, state)
             self.layer(layer, state)
             if observe is not None:
                 observe(layer, state)
         return self.logits(state)
 
-    def embed(self, tokens: Tensor) -> State:
+    def embed(self, tokens: Tensor, first: int = 0) -> State:
         x = self.weights["embed.weight"][tokens]
-        return State(tokens, x[:, None].expand(-1, self.config.hc_mult, -1))
+        positions = torch.arange(first, first + len(tokens))
+        return State(tokens, positions, x[:, None].expand(-1, self.config.hc_mult, -1))
+
+    def begin_replay(self, layer: int, state: State) -> State:
+        """Write the last source's cache rows for every token; go on with the last window only.
+
+        This layer still reads its whole window; the layers above it find nothing before the first
+        token left, which is what makes replay an approximation.
+        """
+        prefix = f"layers.{layer}."
+        x = self.read_streams(prefix, "attn", state)
+        table = self.table(layer, state.positions)
+        state.window[layer] = self.rows(f"{prefix}attn", x, table)
+        self.compress(layer, x, state)
+        return state.last(self.config.sliding_window)
 
     def logits(self, state: State, norm: str = "norm.weight") -> Tensor:
         x = self.cast(collapse(state.streams, state.pre))
@@ -102,13 +141,15 @@ class Reference:
     ) -> None:
         """Read the streams by the mixture computed one sublayer ago, compute, write back to all."""
         mix = self.mixture_of(f"{prefix}hc_{name}", state.streams)
-        x = self.cast(collapse(state.streams, state.pre))
-        x = self.cast(
-            rms_norm(x, self.weights[f"{prefix}{name}_norm.weight"], self.config.rms_norm_eps)
-        )
-        y = compute(x)
+        y = compute(self.read_streams(prefix, name, state))
         state.streams = self.cast(expand(y, state.streams, mix.post, mix.residual))
         state.pre = mix.next_pre
+
+    def read_streams(self, prefix: str, name: str, state: State) -> Tensor:
+        """The normalised input of a sublayer ``[T, H]``."""
+        x = self.cast(collapse(state.streams, state.pre))
+        norm = self.weights[f"{prefix}{name}_norm.weight"]
+        return self.cast(rms_norm(x, norm, self.config.rms_norm_eps))
 
     def mixture_of(self, key: str, streams: Tensor) -> Mixes:
         config = self.config
@@ -152,20 +193,28 @@ class Reference:
         """Sparse multi-query attention over window and chosen rows: ``x [T, H] -> [T, H]``."""
         prefix = f"layers.{layer}.attn"
         ratio = self.config.ratio(layer)
-        table = (self.compressed_table if ratio else self.window_table)[: len(x)]
+        table = self.table(layer, state.positions)
         low, q = self.query(prefix, x, table)
-        rows = self.rows(prefix, x, table)
-        here = torch.arange(len(x))
-        behind = here[:, None] - here
+        rows = state.window.get(layer)
+        if rows is None:
+            rows = self.rows(prefix, x, table)
+        # Rows end with the text's last token, whether they are all of the text's or the last ones.
+        at = state.positions[-1] + 1 - len(rows) + torch.arange(len(rows))
+        behind = state.positions[:, None] - at
         visible = (behind >= 0) & (behind < self.config.sliding_window)
         if ratio:
-            if layer in self.config.kv_source_layer_ids:
+            if layer in self.config.kv_source_layer_ids and layer not in state.compressed:
                 self.compress(layer, x, state)
             if layer in self.config.index_source_layer_ids:
                 self.choose(layer, x, low, state)
             rows = torch.cat((rows, state.compressed[self.config.kv_source(layer)]))
             visible = torch.cat((visible, state.chosen[self.config.index_source(layer)]), 1)
         return self.read(prefix, q, rows, visible, table)
+
+    def table(self, layer: int, positions: Tensor) -> Tensor:
+        """``[T, 64]``: layers with a compressed cache turn by other frequencies."""
+        whole = self.compressed_table if self.config.ratio(layer) else self.window_table
+        return whole[positions]
 
     def query(self, prefix: str, x: Tensor, table: Tensor) -> tuple[Tensor, Tensor]:
         """The normalised low-rank query ``[T, r]``, and the heads ``[T, heads, 512]``, turned."""
@@ -233,12 +282,12 @@ class Reference:
         config, prefix = self.config, f"layers.{layer}.attn.indexer"
         keys = state.index_keys[config.kv_source(layer)]
         q = self.cast(self.weights.linear(low, f"{prefix}.wq_b")).unflatten(-1, (-1, KEY_DIM))
-        q = self.cast.index_query(turn(q, self.compressed_table[: len(x)]))
+        q = self.cast.index_query(turn(q, self.table(layer, state.positions)))
         weight = self.cast(self.weights.linear(x, f"{prefix}.weights_proj"))
         weight = weight * (KEY_DIM**-0.5 * config.index_n_heads**-0.5)
         score = torch.einsum("thd,nd->thn", q, keys).relu()
         score = torch.einsum("th,thn->tn", weight, score).detach()
-        seen = (torch.arange(len(x)) + 1) // config.ratio(layer)
+        seen = (state.positions + 1) // config.ratio(layer)
         score = score.masked_fill(torch.arange(len(keys)) >= seen[:, None], float("-inf"))
         if layer == config.candidate_source_layer_id:
             state.candidates = candidate_blocks(
