@@ -42,6 +42,8 @@ def prompt(length: int, stride: int = 37, start: int = 11, span: int = 480) -> l
 #: The second and the last are longer than the window; the last than window and top-k as well.
 PROMPTS = [prompt(9), prompt(70, 41), prompt(47, 53), prompt(180, span=490)]
 LONG = PROMPTS[-1]
+#: Those that replay touches.
+SERVED = [PROMPTS[1], LONG]
 #: The long one's first two pages, then other text.
 BRANCH = LONG[:130] + prompt(50, 29, 3)
 TEXTS = [prompt(1, start=s) + prompt(n, 61, s) for s, n in ((60, 12), (200, 40), (330, 200))]
@@ -106,14 +108,14 @@ JOBS: Mapping[str, Job] = {
         store="memory",
         options={**EXACT, "max_num_batched_tokens": 65},
         steps=(
-            generate("alone", PROMPTS, prompt_logprobs=1),
+            generate("alone", PROMPTS, SHORT, prompt_logprobs=1),
             call("probe_modules", name="modules"),
         ),
     ),
     # As it is served: bounded replay on.
     "replay": Job(
         steps=(
-            generate("alone", PROMPTS, FAR),
+            generate("alone", SERVED, FAR),
             generate("branch cold", [BRANCH], SHORT),
             generate("long cold", [LONG], SHORT),
             generate("long warm", [LONG], SHORT, keep_cache=True),
@@ -131,7 +133,7 @@ JOBS: Mapping[str, Job] = {
         ),
     ),
     # As it is served, against "replay".
-    "draft5": Job(options=speculative(5), steps=(generate("alone", PROMPTS, FAR), METRICS)),
+    "draft5": Job(options=speculative(5), steps=(generate("alone", SERVED, FAR), METRICS)),
     "constructed": Job(
         variant="constructed",
         options=speculative(5),

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 import pytest
 from engine import Answers
-from jobs import FAR, PROMPTS, TEXTS, TOP_K, WINDOW
+from jobs import FAR, PROMPTS, SERVED, TEXTS, TOP_K, WINDOW
 
 from spark_overlay.rehearsal.constructed import successor
 
@@ -34,7 +34,7 @@ def test_three_drafted_tokens_change_no_reply(
     assert found["logprobs"] == greedy["logprobs"]
 
 
-@pytest.mark.parametrize("index", range(len(PROMPTS)))
+@pytest.mark.parametrize("index", range(len(SERVED)))
 def test_five_drafted_tokens_change_no_reply(replay: Answers, draft5: Answers, index: int) -> None:
     """As it is served, with bounded replay on both sides, and twice as far."""
     found, greedy = draft5["alone"][index], replay["alone"][index]

@@ -21,7 +21,7 @@ from spark_overlay.headers import CheckpointHeaders, TensorHeader
 pytestmark = pytest.mark.rehearsal
 
 #: A replayed prefix is an approximation by design: after a hit the window's tail is computed anew,
-#: without what lies before it. In nats, of the first token's log-probability (0.05 was measured).
+#: without what lies before it. In nats, of the first token's log-probability (0.11 was measured).
 REPLAY_TOLERANCE = 0.25
 ALL_TOKENS = WINDOW + 2 * TOP_K
 
@@ -118,7 +118,8 @@ def test_a_replayed_prefix_stays_near(replay: Answers, name: str) -> None:
 @pytest.mark.parametrize("index", range(len(PROMPTS)))
 def test_engram_in_files_is_engram_in_memory(plain: Answers, memory: Answers, index: int) -> None:
     """The engine with the tables in memory also has a smaller budget, by vLLM's own option."""
-    assert reply(memory, "alone", index) == reply(plain, "alone", index)
+    tokens, logprobs = reply(plain, "alone", index)
+    assert reply(memory, "alone", index) == (tokens[:SHORT], logprobs[:SHORT])
     assert prompt_values(memory, "alone", index) == prompt_values(plain, "alone", index)
 
 

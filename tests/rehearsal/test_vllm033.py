@@ -31,6 +31,10 @@ ROOT = Path(__file__).resolve().parents[2]
 READY = 180.0  # seconds a pair may take on a machine that does other things too
 ROLES: tuple[Role, ...] = ("head", "worker")
 
+# With a draft of k tokens 0.32 keeps k - 1 of a pass's tokens free for it and 0.33 none, so the two
+# would cut a long prompt at different places, and bf16 would not add up to the same.
+CHUNKS = "LONG_PREFILL_TOKEN_THRESHOLD=64\n"
+
 CHECK_HOOKS = """
 import vllm, spark_overlay.plugin as plugin
 from vllm.platforms import current_platform
@@ -60,6 +64,7 @@ def tree(folder: Path) -> Path:
 def on(tree: Path, arguments: Sequence[str]) -> str:
     """What the engine's Python says with 0.33.0 in place of its own vLLM."""
     environ = {**os.environ, "PYTHONPATH": str(tree), "TRITON_INTERPRET": "1"}
+    environ["HF_HUB_OFFLINE"] = "0"  # offline, vLLM's arguments want the model's folder to exist
     done = subprocess.run(
         [sys.executable, *arguments], cwd=ROOT, env=environ, capture_output=True, text=True
     )
@@ -103,7 +108,7 @@ def pair(folder: Path, scratch: Path, path: str) -> Iterator[Api]:
         cache_dir=str(scratch / "cache"),
         extra_env={"PYTHONPATH": path} if path else {},
     )
-    settings = settings_of(scratch).with_profile(NAME, PROFILE)
+    settings = settings_of(scratch, CHUNKS).with_profile(NAME, PROFILE)
     deployment = deploy(settings, site, f"test-{scratch.name}")
     runtime = ProcessRuntime(ROOT, scratch / "logs", os.environ)
     api = Api(HOST, api_port)
@@ -134,10 +139,10 @@ def ends(runtime: ProcessRuntime) -> str:
 
 
 def completion(api: Api) -> dict[str, Any]:
-    """Tokens and log-probabilities of a greedy reply to a prompt longer than one prefill chunk."""
+    """Tokens and log-probabilities of a greedy reply to a prompt of two prefill chunks."""
     body = {
-        "prompt": [(37 * place + 11) % 500 + 5 for place in range(150)],
-        "max_tokens": 12,
+        "prompt": [(37 * place + 11) % 500 + 5 for place in range(100)],
+        "max_tokens": 8,
         "temperature": 0,
         "ignore_eos": True,
         "logprobs": 1,
@@ -158,5 +163,5 @@ def test_two_ranks_of_0_33_answer_as_those_of_0_32(
     with pair(folder, tmp_path / "032", "") as api:
         assert api.get("/version", 5).json() == {"version": "0.32.0"}
         older = completion(api)
-    assert len(newer["tokens"]) == 12
+    assert len(newer["tokens"]) == 8
     assert newer == older

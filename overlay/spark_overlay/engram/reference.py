@@ -6,7 +6,6 @@ import torch
 from torch import Tensor
 
 from spark_overlay.arithmetic import wide
-
 from spark_overlay.engram.layout import SCALE_GROUP, EngramError
 
 #: Below this |dot| the gate's root is flat; keeps its slope finite.
