@@ -1,4 +1,4 @@
-"""Teach the rehearsal's checkpoint its lessons: ``python -m spark_overlay.rehearsal.train --model DIR``.
+"""Teach the checkpoint its lessons: ``python -m spark_overlay.rehearsal.train --model DIR``.
 
 Trellises stay as the seed made them. What learns are native tensors and EXL3 scales of the layers
 above the last KV source, and of the head: their inputs are computed once, so a step costs three
@@ -93,7 +93,7 @@ class Class(Reference):
 
 
 def learns(name: str, first: int, layers: int) -> bool:
-    """Which tensors learn: those of layers ``first`` and above, the last norm, the head's scales."""
+    """Which tensors learn: layers ``first`` and above, the last norm, the head's scales."""
     if name in ("norm.weight", "head.suh", "head.svh"):
         return True
     below, _, rest = name.partition(".")
