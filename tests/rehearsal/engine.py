@@ -83,6 +83,11 @@ class Engines:
         self.start([name])
         return self._running[name].result()
 
+    @property
+    def tape(self) -> Path:
+        """What the job that records wrote, and others read."""
+        return self._scratch / "tape.safetensors"
+
     def close(self) -> None:
         """End what still runs (a session that was interrupted)."""
         for future in self._running.values():
@@ -103,7 +108,7 @@ class Engines:
             "model": str(root / "checkpoint"),
             "additional_config": {"spark_overlay": overlay},
         }
-        tape = str(self._scratch / "tape.safetensors")
+        tape = str(self.tape)
         steps = [
             {**step, "args": [tape if a == "{tape}" else a for a in step.get("args", ())]}
             for step in job.steps

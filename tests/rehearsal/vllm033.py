@@ -77,8 +77,8 @@ def libraries_of(engine: Path) -> dict[str, Path]:
     found = {path.relative_to(package).as_posix(): path for path in package.rglob("*.so")}
     if "_C.abi3.so" not in found:
         raise TreeError(
-            f"{package} has no _C.abi3.so (found {', '.join(sorted(found)) or 'no library'}); needed "
-            "is vLLM's CPU build, as ./start.sh rehearse installs it"
+            f"{package} has no _C.abi3.so (found {', '.join(sorted(found)) or 'no library'}); "
+            "needed is vLLM's CPU build, as ./start.sh rehearse installs it"
         )
     return dict(sorted(found.items()))
 
@@ -140,7 +140,9 @@ def main(argv: list[str]) -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--engine", type=Path, required=True, help="the engine's Python")
     parser.add_argument("--out", type=Path, required=True, help="folder of the tree")
-    parser.add_argument("--wheel", type=Path, help=f"a wheel of vllm {VERSION}; else pip fetches it")
+    parser.add_argument(
+        "--wheel", type=Path, help=f"a wheel of vllm {VERSION}; else pip fetches it"
+    )
     given = parser.parse_args(argv)
     try:
         print(make(given.engine, given.out, given.wheel))

@@ -37,7 +37,7 @@ def propose(reference: Reference, states: Tensor, anchor: int, count: int) -> Te
     table = reference.window_table
     before, here = table[first : len(states)], table[len(states) : len(states) + count]
 
-    block = torch.full((count,), config.dspark_noise_token_id)
+    block = torch.full((count,), config.dspark_noise_token_id, device=states.device)
     block[0] = anchor
     state = reference.embed(block, len(states))
     for stage in range(config.num_nextn_predict_layers):
@@ -47,7 +47,7 @@ def propose(reference: Reference, states: Tensor, anchor: int, count: int) -> Te
         def attention(x: Tensor, prefix: str = f"{prefix}.attn", past: Tensor = past) -> Tensor:
             _, q = reference.query(prefix, x, here)
             rows = torch.cat((past, reference.rows(prefix, x, here)))
-            everything = torch.ones(count, len(rows), dtype=torch.bool)
+            everything = torch.ones(count, len(rows), dtype=torch.bool, device=x.device)
             return reference.read(prefix, q, rows, everything, here)
 
         def experts(x: Tensor, prefix: str = f"{prefix}.ffn") -> Tensor:

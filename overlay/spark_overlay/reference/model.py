@@ -85,8 +85,10 @@ class Reference:
         self.weights, self.config = weights, config
         self.cast = Cast(serving)
         self.token_map = token_map
-        self.window_table = cos_sin(config.window_rope, positions)
-        self.compressed_table = cos_sin(config.compressed_rope, positions)
+        self.window_table, self.compressed_table = (
+            cos_sin(rope, positions).to(weights.device)
+            for rope in (config.window_rope, config.compressed_rope)
+        )
 
     def __call__(
         self, tokens: Tensor, observe: Observer | None = None, *, replay: bool = False
@@ -107,7 +109,7 @@ class Reference:
 
     def embed(self, tokens: Tensor, first: int = 0) -> State:
         x = self.weights["embed.weight"][tokens]
-        positions = torch.arange(first, first + len(tokens))
+        positions = torch.arange(first, first + len(tokens), device=x.device)
         return State(tokens, positions, x[:, None].expand(-1, self.config.hc_mult, -1))
 
     def begin_replay(self, layer: int, state: State) -> State:
@@ -169,7 +171,7 @@ class Reference:
         """Add the n-grams that end at each token, gated by how well they fit the streams."""
         if self.token_map is None:
             raise ValueError(f"layer {layer} has an Engram: the reference needs a token_map")
-        ids = layout.hash_ids(state.tokens.numpy(), self.token_map.numpy())
+        ids = layout.hash_ids(state.tokens.cpu().numpy(), self.token_map.cpu().numpy())
         own = torch.from_numpy(ids[:, layout.index_of(layer)])
         prefix = f"layers.{layer}.engram"
         kv = self.cast(self.weights.linear(engram_rows(self.weights, layer, own), f"{prefix}.wkv"))
@@ -199,7 +201,7 @@ class Reference:
         if rows is None:
             rows = self.rows(prefix, x, table)
         # Rows end with the text's last token, whether they are all of the text's or the last ones.
-        at = state.positions[-1] + 1 - len(rows) + torch.arange(len(rows))
+        at = torch.arange(len(rows), device=rows.device) + state.positions[-1] + 1 - len(rows)
         behind = state.positions[:, None] - at
         visible = (behind >= 0) & (behind < self.config.sliding_window)
         if ratio:
@@ -288,7 +290,8 @@ class Reference:
         score = torch.einsum("thd,nd->thn", q, keys).relu()
         score = torch.einsum("th,thn->tn", weight, score).detach()
         seen = (state.positions + 1) // config.ratio(layer)
-        score = score.masked_fill(torch.arange(len(keys)) >= seen[:, None], float("-inf"))
+        row = torch.arange(len(keys), device=keys.device)
+        score = score.masked_fill(row >= seen[:, None], float("-inf"))
         if layer == config.candidate_source_layer_id:
             state.candidates = candidate_blocks(
                 score, seen, config.candidate_topk_blocks, config.candidate_block_size
@@ -300,6 +303,6 @@ class Reference:
 
 def as_mask(positions: Tensor, count: int) -> Tensor:
     """``[T, k]`` positions, -1 padded, as ``[T, count]`` bool."""
-    mask = torch.zeros(len(positions), count + 1, dtype=torch.bool)
+    mask = torch.zeros(len(positions), count + 1, dtype=torch.bool, device=positions.device)
     mask.scatter_(1, torch.where(positions < 0, count, positions).long(), True)
     return mask[:, :count]

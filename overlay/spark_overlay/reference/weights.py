@@ -34,12 +34,14 @@ class Weights:
         engram_dir: Path | None = None,
         *,
         dtype: torch.dtype = torch.float32,
+        device: torch.device | str = "cpu",
         learning: Mapping[str, Tensor] | None = None,
     ) -> None:
         headers = CheckpointHeaders.scan(model_dir).tensors
         self.headers: Mapping[str, TensorHeader] = headers
         self.packed: Mapping[str, Exl3Facts] = scan_modules(headers)
         self.dtype = dtype
+        self.device = torch.device(device)
         self.learning = dict(learning or {})
         tables = locate_tables(engram_dir) if engram_dir is not None else {}
         self._tables = {layer: _whole(source) for layer, source in tables.items()}
@@ -54,7 +56,7 @@ class Weights:
         if name in self.learning:
             return self.learning[name]
         if name not in self._tensors:
-            self._tensors[name] = read_tensor(self.headers[name]).to(self.dtype)
+            self._tensors[name] = self._read(name).to(self.dtype)
         return self._tensors[name]
 
     def learnable(self) -> Iterator[str]:
@@ -80,16 +82,25 @@ class Weights:
     def inner(self, key: str) -> Tensor:
         """``H W_hat H`` ``[in, out]``: a packed matrix without its scales."""
         if key not in self._inner:
-            trellis = read_tensor(self.headers[f"{key}.trellis"])
+            trellis = self._read(f"{key}.trellis")
             core = decode_torch(trellis, self.packed[key].codebook).double()
             self._inner[key] = hadamard_rotate(hadamard_rotate(core.T).T).to(self.dtype)
         return self._inner[key]
 
+    def share_decoded(self, other: Weights) -> None:
+        """Use another reading's decoded matrices of the same checkpoint: scales are not in them."""
+        self._inner = other._inner
+
     def engram_rows(self, layer: int, ids: Tensor) -> tuple[Tensor, Tensor]:
         """Table rows of ``ids [n]``: e4m3 ``[n, dim]`` and scale bytes ``[n, dim / 32]``."""
-        rows = self._tables[layer].lookup(ids.reshape(-1).long().numpy())
-        weights = torch.from_numpy(rows.weights).view(torch.float8_e4m3fn)
-        return weights, torch.from_numpy(rows.scales)
+        rows = self._tables[layer].lookup(ids.reshape(-1).long().cpu().numpy())
+        weights, scales = (
+            torch.from_numpy(part).to(self.device) for part in (rows.weights, rows.scales)
+        )
+        return weights.view(torch.float8_e4m3fn), scales
+
+    def _read(self, name: str) -> Tensor:
+        return read_tensor(self.headers[name]).to(self.device)
 
 
 def read_tensor(header: TensorHeader) -> Tensor:
