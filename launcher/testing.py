@@ -136,7 +136,8 @@ def _checks(bench: Bench) -> int:
 
 
 def _shell(root: Path) -> list[Path]:
-    return [path.relative_to(root) for path in sorted((root / "scripts").glob("*.sh"))]
+    found = [*(root / "scripts").glob("*.sh"), *(root / "tests").glob("*.sh")]
+    return [path.relative_to(root) for path in sorted(found)]
 
 
 def _source(bench: Bench) -> int:

@@ -14,7 +14,7 @@ from launcher.clock import span
 from launcher.errors import LauncherError, UsageError
 from launcher.record import Record
 from launcher.standing import Report, standing
-from launcher.steps import runner
+from launcher.steps import check, runner
 from launcher.steps.base import ROLES, Context, Step
 from launcher.steps.launch import stop_all
 from launcher.steps.preflight import Preflight
@@ -146,8 +146,13 @@ def _bring_up(app: App, verb: str, ctx: Context, steps: Sequence[Step]) -> None:
 
 def curl(url: str, model: str, with_key: bool) -> str:
     """A request to copy. The key is named as a variable, never shown."""
-    messages = [{"role": "user", "content": "Say hi"}]
-    body = {"model": model, "messages": messages, "max_tokens": 16}
+    body = {
+        "model": model,
+        "messages": [{"role": "user", "content": check.QUESTION}],
+        "max_tokens": check.TOKENS,
+        "temperature": 0,
+        "chat_template_kwargs": {"enable_thinking": False},
+    }
     words = ["curl", "-s", f"{url}/v1/chat/completions", "-H", "Content-Type: application/json"]
     line = shlex.join([*words, "-d", json.dumps(body)])
     return line + (' -H "Authorization: Bearer $VLLM_API_KEY"' if with_key else "")

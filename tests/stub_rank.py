@@ -47,7 +47,7 @@ class Api(BaseHTTPRequestHandler):
             self.answer(404, b'{"error": "no such model"}')
             return
         Api.count += 1
-        text = f"hello {Api.count}" if self.mode == "drift" else "hello"
+        text = f"323 {Api.count}" if self.mode == "drift" else "323"
         tokens = int(body["max_tokens"])
         usage = {"completion_tokens": tokens, "prompt_tokens": 3}
         if self.path == "/v1/completions":

@@ -194,7 +194,7 @@ def test_a_rank_that_dies_in_the_boot_ends_the_wait_at_once(checkout: Checkout) 
 def test_an_api_that_tells_something_else_each_time_fails_the_check(checkout: Checkout) -> None:
     drift = checkout.run("rehearse", stub='{"head": {"mode": "drift"}}')
     assert drift.code == 1
-    assert "the same request gave 'hello 2' and then 'hello 3'" in drift.said
+    assert "the same request gave '323 2' and then '323 3'" in drift.said
 
     # Logs of the pair that still runs: the last lines, then detach by Ctrl-C.
     shown = checkout.run("logs", "head", "-n", "1", "--no-follow")

@@ -120,7 +120,7 @@ def test_no_proxy_is_asked(stub: type[StubApi], monkeypatch: pytest.MonkeyPatch)
 
 
 def test_the_check_counts_tokens_and_refuses_nonsense(stub: type[StubApi]) -> None:
-    assert check.chat(api(stub), "m") == ("hello", check.TOKENS)
+    assert check.chat(api(stub), "m") == ("323", check.TOKENS)
     assert check.stream(api(stub), "m") == check.TOKENS
     with pytest.raises(NoAnswer, match="HTTP 404"):
         check.chat(api(stub), "not served")

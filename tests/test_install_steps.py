@@ -177,7 +177,14 @@ def test_a_checkpoint_counts_only_with_every_file_at_its_size(
     assert not step.done(ctx)
     node.answer = make
     step.do(ctx)
-    assert node.ran[-1][1:] == ["-m", "spark_overlay.rehearsal.make", "--out", f"{tmp_path}/out"]
+    assert node.ran[-1][1:] == [
+        "-m",
+        "spark_overlay.rehearsal.make",
+        "--variant",
+        "taught",
+        "--out",
+        f"{tmp_path}/out",
+    ]
     assert step.done(ctx)
     (tmp_path / "out" / "checkpoint" / "a").write_bytes(b"1234")
     assert not step.done(ctx)

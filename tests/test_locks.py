@@ -48,7 +48,7 @@ def wanted(name: str) -> list[Requirement]:
 
 
 def test_each_list_has_its_lock() -> None:
-    assert NAMES == sorted(path.stem for path in LOCKS.glob("*.in"))
+    assert sorted(path.stem for path in LOCKS.glob("*.in")) == NAMES
     assert {"launcher", "dev", "engine"} <= set(NAMES)
 
 

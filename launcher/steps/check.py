@@ -14,14 +14,15 @@ from launcher.steps.ready import api_of, recorded
 
 PATH = "/v1/chat/completions"
 TIMEOUT = 120.0  # seconds for one answer
-TOKENS = 4
-QUESTION = "Say hi"
+TOKENS = 32
+QUESTION = "What is 17*19? Reply with the integer only."
+ANSWER = "323"
 
 
 @dataclass(frozen=True)
 class Check(Step):
     key: str = "check"
-    title: str = "check (chat, the same again, and streamed)"
+    title: str = "check (17*19, the same again, and streamed)"
     needs: tuple[str, ...] = ("launch",)
 
     def inputs(self, ctx: Context) -> str:
@@ -42,6 +43,14 @@ class Check(Step):
                     f"the same request gave {first!r} and then {second!r}",
                     "the same text twice at temperature 0",
                     "./start.sh restart; if it stays, keep both logs and report it",
+                    log,
+                )
+            if ANSWER not in first:
+                raise LauncherError(
+                    f"{QUESTION!r} was answered with {first!r}",
+                    f"{ANSWER}",
+                    "the ranks compute something wrong: ./start.sh restart; if it stays, keep both"
+                    " logs and report it",
                     log,
                 )
             streamed = stream(api, model)
@@ -68,6 +77,7 @@ def request(model: str) -> dict[str, Any]:
         "messages": [{"role": "user", "content": QUESTION}],
         "max_tokens": TOKENS,
         "temperature": 0,
+        "chat_template_kwargs": {"enable_thinking": False},
         # An answer that starts from the prefix cache may differ in the last bits, since the
         # sliding window is replayed; a salt of its own keeps each request out of it.
         "cache_salt": uuid.uuid4().hex,

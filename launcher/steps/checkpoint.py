@@ -13,6 +13,7 @@ from launcher.errors import LauncherError
 from launcher.steps.base import Context, Step, fingerprint
 
 MODULE = "spark_overlay.rehearsal.make"
+VARIANT = "taught"  # it knows its lessons, 17*19 among them
 MANIFEST = "manifest.json"  # written last by the module
 SOURCES = ("rehearsal", "exl3", "engram")  # folders of spark_overlay that decide its bytes
 
@@ -29,7 +30,8 @@ class Checkpoint(Step):
     def inputs(self, ctx: Context) -> str:
         digests = {}
         for name in SOURCES:
-            for path in sorted((self.package / name).rglob("*.py")):
+            files = sorted((self.package / name).rglob("*"))
+            for path in (p for p in files if p.suffix in (".py", ".safetensors")):
                 digest = hashlib.sha256(path.read_bytes()).hexdigest()
                 digests[str(path.relative_to(self.package))] = digest
         return fingerprint(digests)
@@ -49,7 +51,7 @@ class Checkpoint(Step):
             ctx.record.text(self.key, text)
             now["text"] = text.strip() or now["text"]
 
-        argv = [str(self.python), "-m", MODULE, "--out", str(self.folder)]
+        argv = [str(self.python), "-m", MODULE, "--variant", VARIANT, "--out", str(self.folder)]
         made = ctx.node.run(argv, line=line, tick=lambda: ctx.console.progress(now["text"], since))
         if made.status != 0:
             raise LauncherError(

@@ -356,6 +356,6 @@ def test_the_constructed_text_runs_through_every_ordinary_token() -> None:
 def test_a_seed_that_cannot_be_constructed_says_so(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert making.main(["--out", str(tmp_path), "--constructed", "--seed", "1"]) == 1
+    assert making.main(["--out", str(tmp_path), "--variant", "constructed", "--seed", "1"]) == 1
     assert "Choose another seed" in capsys.readouterr().err
     assert not list(tmp_path.iterdir())

@@ -22,12 +22,13 @@ from typing import Any
 
 from . import config, engram_tables, shape, tensors, tokenizer
 from .constructed import constructed
+from .learned import taught
 from .shards import write_json, write_sharded
 
 #: Raised by every change that gives other bytes for the same seed.
 GENERATOR = 1
 SHARDS = 3
-VARIANTS = ("standard", "constructed")
+VARIANTS = ("standard", "taught", "constructed")
 PARTS = ("checkpoint", "engram-src")
 MANIFEST = "manifest.json"
 _BUILDING = ".making"
@@ -36,8 +37,9 @@ _BUILDING = ".making"
 def make(out: Path, seed: int = 0, variant: str = "standard") -> dict[str, Any]:
     """Make the files under ``out`` and return the manifest.
 
-    ``variant`` is "standard", or "constructed" (see constructed.py). An earlier rehearsal
-    checkpoint in ``out`` is replaced; anything else of those names raises FileExistsError.
+    ``variant`` is "standard", "taught" (learned.py) or "constructed" (constructed.py). An earlier
+    rehearsal checkpoint in ``out`` is replaced; anything else of those names raises
+    FileExistsError.
     """
     if variant not in VARIANTS:
         raise ValueError(f"variant {variant!r} is none of {', '.join(VARIANTS)}")
@@ -67,7 +69,9 @@ def _build(root: Path, seed: int, variant: str) -> None:
     packed = [(linear, tensors.packed(linear, seed)) for linear in shape.linears()]
     plain = [tensors.native(native, seed) for native in shape.natives()]
     modules = [*plain, *(module for _, module in packed)]
-    if variant == "constructed":
+    if variant == "taught":
+        modules = taught(modules, seed)
+    elif variant == "constructed":
         everything = {name: raw for module in modules for name, raw in module.items()}
         changed = constructed(everything, vocab[tokenizer.NOISE])
         modules = [{name: changed[name] for name in module} for module in modules]
@@ -137,12 +141,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--out", type=Path, required=True, help="directory that holds the result")
     parser.add_argument("--seed", type=int, default=0, help="same seed, same bytes (default 0)")
     parser.add_argument(
-        "--constructed",
-        action="store_const",
-        const="constructed",
+        "--variant",
+        choices=VARIANTS,
         default="standard",
-        dest="variant",
-        help="the variant whose draft is always right",
+        help="standard: from the seed alone; taught: it knows its lessons; "
+        "constructed: its draft is always right",
     )
     args = parser.parse_args(argv)
     started = time.monotonic()
