@@ -152,7 +152,6 @@ def _engine(bench: Bench) -> int:
         TRITON_INTERPRET="1",
         OMP_NUM_THREADS="1",
         VLLM_CPU_OMP_THREADS_BIND="nobind",
-        HF_HUB_OFFLINE="1",
         REHEARSAL_DIR=str(folder),
     )
 

@@ -22,10 +22,16 @@ def weight_dtype(device: torch.device, activation: torch.dtype) -> torch.dtype:
 
 
 def matmul(x: Tensor, weight: Tensor, dtype: torch.dtype) -> Tensor:
-    """``x [..., in] @ weight [in, out]`` as ``dtype``, summed in float64 on a CPU."""
+    """``x [..., in] @ weight [in, out]`` as ``dtype``, summed in float64 on a CPU.
+
+    A GPU sums in float32; where that is what is asked for, nothing is rounded in between."""
     if x.device.type == "cpu":
         return (x.double() @ weight.double()).to(dtype)
-    return (x.to(weight.dtype) @ weight).to(dtype)
+    x = x.to(weight.dtype)
+    if dtype == torch.float32 and weight.dtype != dtype:
+        rows = torch.mm(x.reshape(-1, x.shape[-1]), weight, out_dtype=dtype)
+        return rows.view(*x.shape[:-1], -1)
+    return (x @ weight).to(dtype)
 
 
 def wide(x: Tensor) -> Tensor:

@@ -108,8 +108,8 @@ class CheckpointHeaders:
     def scan(cls, root: Path) -> CheckpointHeaders:
         """Read the index (if there is one) and the header of every shard of ``root``.
 
-        Raises HeaderError if a file is absent or damaged, if the index names a tensor that its
-        file does not hold, or if two files hold the same tensor.
+        Raises HeaderError if a file is absent or damaged, if index and files name different
+        tensors, or if two files hold the same tensor.
         """
         present = sorted(p.name for p in root.glob("*.safetensors"))
         index = read_index(root)
@@ -124,6 +124,13 @@ class CheckpointHeaders:
                 _damaged(
                     root / INDEX_NAME,
                     f"places tensor {name} in {file}, but {where} holds it",
+                    "index and shards are of different downloads: download both again",
+                )
+        for name, header in tensors.items():
+            if index is not None and name not in index:
+                _damaged(
+                    root / INDEX_NAME,
+                    f"does not name tensor {name}, which {header.file.name} holds",
                     "index and shards are of different downloads: download both again",
                 )
         return cls(root, tensors, tuple(sorted(set(present) - set(files))))

@@ -5,15 +5,17 @@ Importing this module installs the hooks, so only processes that build or inspec
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 from torch import Tensor
-from vllm.config import VllmConfig
+from vllm.config import VllmConfig, get_current_vllm_config
 from vllm.platforms import current_platform
 
 from spark_overlay import hooks
 from spark_overlay.engram.source import is_table_tensor
+from spark_overlay.exl3.config import Exl3Config
 from spark_overlay.exl3.loading import PackedLoader
+from spark_overlay.headers import TensorHeader
 from spark_overlay.plain import use_plain_linears
 
 if current_platform.is_cpu():
@@ -28,6 +30,12 @@ from vllm.models.deepseek_v41 import (  # noqa: E402  (after the hooks)
 )
 
 
+def packed_tensors() -> Mapping[str, TensorHeader]:
+    """Headers of the checkpoint being loaded, where it is an EXL3 pack."""
+    quantization = get_current_vllm_config().quant_config
+    return quantization.tensors if isinstance(quantization, Exl3Config) else {}
+
+
 class SparkDeepseekV41(DeepseekV41ForCausalLM):
     def __init__(self, *, vllm_config: VllmConfig, prefix: str = "") -> None:
         super().__init__(vllm_config=vllm_config, prefix=prefix)
@@ -35,7 +43,7 @@ class SparkDeepseekV41(DeepseekV41ForCausalLM):
             use_plain_linears(self)
 
     def load_weights(self, weights: Iterable[tuple[str, Tensor]]) -> set[str]:
-        loader = PackedLoader(self)
+        loader = PackedLoader(self, packed_tensors())
         native = (
             (name, tensor) for name, tensor in loader.take(weights) if not is_table_tensor(name)
         )
@@ -50,7 +58,7 @@ class SparkDSparkDraft(DSparkDeepseekV4ForCausalLM):
             use_plain_linears(self)
 
     def load_weights(self, weights: Iterable[tuple[str, Tensor]]) -> set[str]:
-        loader = PackedLoader(self.model)
+        loader = PackedLoader(self.model, packed_tensors())
         loaded: set[str] = super().load_weights(loader.take(weights))
         return loaded | {f"model.{name}" for name in loader.finish()}
 

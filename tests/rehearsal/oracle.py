@@ -8,12 +8,13 @@ from typing import Any
 
 import torch
 from safetensors.torch import load_file
+from torch import Tensor
+
 from spark_overlay.mhc.reference import expand
 from spark_overlay.reference.config import V41Config
 from spark_overlay.reference.model import Reference, State
 from spark_overlay.reference.weights import Weights
 from spark_overlay.rehearsal.train import tokens_of
-from torch import Tensor
 
 #: What is compared of a layer: its attention's answer, its experts' answer, the streams it leaves.
 OUTPUTS = ("attention", "experts", "layer")
@@ -35,6 +36,7 @@ class Taped:
         self.streams_in: list[Tensor] = []
         self.pre_in: list[Tensor | None] = []
         self.out: list[Mapping[str, Tensor]] = []
+        self.pre_out = joined(layers - 1, "out/4")
         for layer in range(layers):
             if layer == 0:
                 self.streams_in.append(joined(0, "in/0"))
@@ -100,6 +102,16 @@ def errors(reference: Any, tape: Taped) -> dict[str, list[Tensor]]:
             for name in OUTPUTS:
                 found[name].append(relative(answers[name], taped[name]))
     return found
+
+
+def logits(reference: Any, tape: Taped) -> tuple[Tensor, Tensor]:
+    """Logits ``[T, vocab]`` of the reference from the tokens alone, and of vLLM's last streams."""
+    with torch.no_grad():
+        alone = reference(tape.tokens)
+        state = reference.embed(tape.tokens)
+        state.streams = tape.out[-1]["layer"].to(reference.weights.dtype)
+        state.pre = tape.pre_out.to(reference.weights.dtype)
+        return alone, reference.logits(state)
 
 
 def relative(found: Tensor, expected: Tensor) -> Tensor:

@@ -17,10 +17,11 @@ import pytest
 import torch
 from engine import Answers, Engines
 from oracle import OUTPUTS, Taped, Watched, errors
+from torch import Tensor
+
 from spark_overlay.reference.config import V41Config
 from spark_overlay.reference.model import State
 from spark_overlay.reference.weights import Weights
-from torch import Tensor
 
 pytestmark = pytest.mark.rehearsal
 
@@ -29,6 +30,8 @@ MEDIAN, P90 = 0.005, 0.01
 SEEN = 3.0
 #: The right model agrees with vLLM to the bit in most places; less than this is not told apart.
 FLOOR = 0.001
+#: Nats between the best two below which a choice is a tie; and the median divergence allowed.
+TIE, KL = 0.25, 0.01
 
 Found = dict[str, list[Tensor]]
 
@@ -74,6 +77,22 @@ def test_every_layer_agrees(right: Found) -> None:
         for rows in right[name]:
             assert rows.median() <= MEDIAN
             assert rows.quantile(0.9) <= P90
+
+
+def test_from_the_tokens_alone(model: Any, tape: Taped) -> None:
+    """End to end: the same choice where it is one, and nearly the same distribution everywhere."""
+    alone, served = oracle.logits(model, tape)
+    best = served.topk(2, -1).values
+    clear = best[:, 0] - best[:, 1] > TIE
+    same = alone.argmax(-1) == served.argmax(-1)
+    divergence = (served.softmax(-1) * (served.log_softmax(-1) - alone.log_softmax(-1))).sum(-1)
+    print(
+        f"{int(clear.sum())} of {len(clear)} tokens clear, {int(same.sum())} equal; "
+        f"KL median {divergence.median():.2e}, largest {divergence.max():.2e}"
+    )
+    assert bool(same[clear].all())
+    assert divergence.median() <= KL
+    assert int(clear.sum()) > len(clear) // 2
 
 
 class Faulty(Weights):

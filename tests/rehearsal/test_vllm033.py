@@ -28,7 +28,7 @@ from launcher.settings.rehearsal import NAME, PROFILE
 pytestmark = pytest.mark.rehearsal
 
 ROOT = Path(__file__).resolve().parents[2]
-READY = 180.0  # seconds a pair may take on a machine that does other things too
+READY = 300.0  # seconds a pair may take on a machine that does other things too
 ROLES: tuple[Role, ...] = ("head", "worker")
 
 # With a draft of k tokens 0.32 keeps k - 1 of a pass's tokens free for it and 0.33 none, so the two

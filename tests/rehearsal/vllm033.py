@@ -66,12 +66,12 @@ def make(engine: Path, out: Path, wheel: Path | None = None) -> Path:
 def libraries_of(engine: Path) -> dict[str, Path]:
     """The compiled libraries of the engine's vLLM by their place in the package."""
     # find_spec runs no vLLM code; -I keeps a PYTHONPATH with another tree out.
-    script = "import importlib.util as u; print(u.find_spec('vllm').submodule_search_locations[0])"
+    script = "import importlib.util as u; print(*u.find_spec('vllm').submodule_search_locations)"
     done = subprocess.run([str(engine), "-I", "-c", script], capture_output=True, text=True)
     if done.returncode != 0:
         raise TreeError(
-            f"{engine} finds no vllm: {done.stderr.strip().splitlines()[-1:]}; needed is the "
-            "rehearsal's engine, which ./start.sh rehearse makes"
+            f"{engine} has no vllm; needed is the Python of the rehearsal's engine, which "
+            f"./start.sh rehearse makes ({done.stderr.strip().rpartition(chr(10))[2]})"
         )
     package = Path(done.stdout.strip())
     found = {path.relative_to(package).as_posix(): path for path in package.rglob("*.so")}

@@ -4,6 +4,7 @@ headers."""
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -20,10 +21,11 @@ from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead
 
 from spark_overlay.exl3.experts import DOWN, GATE, UP, Exl3MoEMethod
 from spark_overlay.exl3.format import Exl3FormatError
+from spark_overlay.exl3.ledger import check_ledger, read_ledger
 from spark_overlay.exl3.linear import Exl3GroupedLinearMethod, Exl3HeadMethod, Exl3LinearMethod
 from spark_overlay.exl3.modules import Exl3Facts, scan_modules
 from spark_overlay.exl3.names import checkpoint_keys, parse
-from spark_overlay.headers import CheckpointHeaders
+from spark_overlay.headers import CheckpointHeaders, TensorHeader
 
 _LAYER = re.compile(r"(?:^|\.)layers\.(\d+)\.(.+)$")
 
@@ -80,14 +82,26 @@ class Exl3Config(QuantizationConfig):
             self.o_groups = int(hf_config.o_groups)
 
     def __getstate__(self) -> dict[str, Any]:
-        return {name: value for name, value in self.__dict__.items() if name != "modules"}
+        read = ("modules", "tensors")
+        return {name: value for name, value in self.__dict__.items() if name not in read}
+
+    @cached_property
+    def tensors(self) -> Mapping[str, TensorHeader]:
+        """Every tensor's header; raises HeaderError for a damaged file or index."""
+        if self.model_dir is None:
+            raise Exl3FormatError("the exl3 config was never given its model directory")
+        return CheckpointHeaders.scan(self.model_dir).tensors
 
     @cached_property
     def modules(self) -> dict[str, Exl3Facts]:
-        """Every packed matrix of the checkpoint by key."""
-        if self.model_dir is None:
-            raise Exl3FormatError("the exl3 config was never given its model directory")
-        return scan_modules(CheckpointHeaders.scan(self.model_dir).tensors)
+        """Every packed matrix by key, checked before anything is allocated: the headers agree with
+        each other, every key has a place in V4.1, and the pack's own ledger says the same rates."""
+        found = scan_modules(self.tensors)
+        assert self.model_dir is not None
+        for key in found:
+            parse(key)
+        check_ledger(found, read_ledger(self.model_dir))
+        return found
 
     def get_quant_method(self, layer: nn.Module, prefix: str) -> QuantizeMethodBase | None:
         if isinstance(layer, RoutedExperts):

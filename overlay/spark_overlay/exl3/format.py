@@ -70,7 +70,7 @@ def check_marker(codebook: Codebook, value: int, name: str = "marker") -> None:
     if value != MARKERS.get(codebook):
         raise Exl3FormatError(
             f"{name}: marker {value}, expected {MARKERS.get(codebook)} for codebook {codebook}. "
-            "This pack uses a multiplier that no kernel here knows"
+            "Either the file is damaged (download it again), or the pack uses another multiplier"
         )
 
 

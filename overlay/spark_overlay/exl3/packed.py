@@ -66,6 +66,11 @@ class PackedStack(nn.Module):
                 f"{key}.{leaf}: found {part.dtype} {list(part.shape)}, the headers announced "
                 f"{target.dtype} {list(target.shape)} for this rank; the file changed while loading"
             )
+        if leaf != "trellis" and not bool(torch.isfinite(part).all()):
+            raise Exl3FormatError(
+                f"{key}.{leaf}: {int((~torch.isfinite(part)).sum())} of {part.numel()} scales are "
+                "not finite; the file is damaged: download it again"
+            )
         target.copy_(part)
         self._sides[key].discard(leaf)
 
