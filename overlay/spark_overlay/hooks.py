@@ -201,6 +201,13 @@ HOOKS: tuple[Hook, ...] = (
         "latent positions cos_sin_cache kv_cache slot_mapping compress_ratio fp8_scale",
         "spark_overlay.cpu.glue:rope_quant_insert",
     ),
+    Hook(
+        "vllm.model_executor.layers.activation:SiluAndMulWithClamp.forward_native",
+        ("self", "x"),
+        "spark_overlay.cpu.glue:clamped_swiglu",
+        "vLLM's native form rounds to bf16 three times; on a GPU, and here, it is rounded once",
+        "cpu",
+    ),
     _slow(
         "vllm.v1.worker.utils:KVBlockZeroer.zero_block_ids",
         "self block_ids",

@@ -31,7 +31,7 @@ SEEN = 3.0
 #: The right model agrees with vLLM to the bit in most places; less than this is not told apart.
 FLOOR = 0.001
 #: Nats between the best two below which a choice is a tie; and the median divergence allowed.
-TIE, KL = 0.25, 0.01
+TIE, KL = 0.5, 0.01
 
 Found = dict[str, list[Tensor]]
 

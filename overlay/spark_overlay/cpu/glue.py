@@ -6,8 +6,10 @@ from __future__ import annotations
 import ctypes
 from typing import Any
 
+import torch
 from torch import Tensor
 
+from spark_overlay.arithmetic import wide
 from spark_overlay.attention.format import RECORD_BYTES
 from spark_overlay.attention.reference import rms_norm
 from spark_overlay.compressor.reference import insert_latent, pool_and_norm
@@ -109,6 +111,13 @@ class _FillShortContext:
 
 
 fill_short_context = _FillShortContext()
+
+
+def clamped_swiglu(self: Any, x: Tensor) -> Tensor:
+    """``silu(min(gate, L)) * clamp(up, -L, L)`` of ``x [..., 2 d]``, rounded once."""
+    gate, up = wide(x).chunk(2, -1)
+    gate, up = gate.clamp(max=self.swiglu_limit), up.clamp(-self.swiglu_limit, self.swiglu_limit)
+    return (gate * torch.sigmoid(self.alpha * gate) * (up + self.beta)).to(x.dtype)
 
 
 def zero_block_ids(self: Any, block_ids: list[int]) -> None:

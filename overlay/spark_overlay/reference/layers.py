@@ -28,6 +28,10 @@ class Cast:
         """To bf16 and back."""
         return _through(x, x.bfloat16()) if self.serving else x
 
+    def single(self, x: Tensor) -> Tensor:
+        """To float32 and back: what the compressor's scores are kept in."""
+        return _through(x, x.float()) if self.serving else x
+
     def record(self, kv: Tensor) -> Tensor:
         """What a KV record keeps of ``kv [..., 512]``: 448 values in e4m3 by groups of 64, 64 in
         bf16."""
@@ -71,13 +75,14 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
 
 def turn(x: Tensor, table: Tensor, *, back: bool = False) -> Tensor:
     """GPT-J RoPE of the last 64 of ``x [T, ..., D]``: pair (2i, 2i+1) by ``table [T, 64]``."""
-    cos, sin = table.to(x.dtype).chunk(2, -1)
+    # In float32 whatever the model is computed in: the table is, and serving turns so.
+    cos, sin = table.chunk(2, -1)
     shape = (x.shape[0],) + (1,) * (x.dim() - 2) + (cos.shape[-1],)
     cos, sin = cos.view(shape), (-sin if back else sin).view(shape)
     size = 2 * cos.shape[-1]
-    even, odd = x[..., -size::2], x[..., -size + 1 :: 2]
+    even, odd = x[..., -size::2].float(), x[..., -size + 1 :: 2].float()
     turned = torch.stack((even * cos - odd * sin, odd * cos + even * sin), -1).flatten(-2)
-    return torch.cat((x[..., :-size], turned), -1)
+    return torch.cat((x[..., :-size], turned.to(x.dtype)), -1)
 
 
 def attend(q: Tensor, kv: Tensor, visible: Tensor, sink: Tensor, scale: float) -> Tensor:

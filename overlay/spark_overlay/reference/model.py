@@ -262,9 +262,9 @@ class Reference:
         weights, ratio, cast = self.weights, self.config.ratio(layer), self.cast
         prefix = f"layers.{layer}.attn"
         count = len(x) // ratio
-        value = weights.linear(x, f"{prefix}.compressor.wkv")
+        value = cast.single(weights.linear(x, f"{prefix}.compressor.wkv"))
         if ratio > 1:
-            score = weights.linear(x, f"{prefix}.compressor.wgate")
+            score = cast.single(weights.linear(x, f"{prefix}.compressor.wgate"))
             pairs = (count, ratio, HEAD_DIM)
             share = score[: count * ratio].view(pairs).softmax(1)
             value = (value[: count * ratio].view(pairs) * share).sum(1)

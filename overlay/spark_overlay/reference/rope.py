@@ -18,15 +18,14 @@ def cos_sin(rope: Rope, positions: int) -> Tensor:
     slowed by ``factor``; between them the two are mixed linearly.
     """
     half = ROPE_DIM // 2
-    exponent = torch.arange(half, dtype=torch.float32) * 2 / ROPE_DIM
-    fast = 1.0 / (rope.theta**exponent)
-    frequency = fast
+    period = rope.theta ** (torch.arange(half, dtype=torch.float32) * 2 / ROPE_DIM)
+    frequency = 1.0 / period
     if rope.factor != 1.0:
         low = max(0, math.floor(_turns_at(rope.beta_fast, rope)))
         high = min(ROPE_DIM - 1, math.ceil(_turns_at(rope.beta_slow, rope)))
         step = torch.arange(half, dtype=torch.float32)
-        slowed = ((step - low) / max(high - low, 0.001)).clamp(0, 1)
-        frequency = fast / rope.factor * slowed + fast * (1 - slowed)
+        kept = 1 - ((step - low) / max(high - low, 0.001)).clamp(0, 1)
+        frequency = 1.0 / (rope.factor * period) * (1 - kept) + frequency * kept
     angle = torch.arange(positions, dtype=torch.float32)[:, None] * frequency
     return torch.cat((angle.cos(), angle.sin()), -1)
 
