@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from types import FrameType
 
 PR_SET_PDEATHSIG = 1
 PR_SET_CHILD_SUBREAPER = 36
@@ -149,3 +150,29 @@ def die_with(parent: int, number: signal.Signals = signal.SIGKILL) -> None:
     prctl(PR_SET_PDEATHSIG, number)
     if os.getppid() != parent:  # it died before the line above
         os._exit(128 + number)
+
+
+def guard(parent: int) -> None:
+    """In a fresh child that leads a process group of its own: go on in a child of that one, which
+    stays behind and kills the whole group, grandchildren included, when ``parent`` dies.
+
+    It ends as the command ends, so that its exit status is the command's.
+    """
+    child = os.fork()
+    if child == 0:
+        return
+
+    def end_all(number: int, frame: FrameType | None) -> None:
+        os.killpg(0, signal.SIGKILL)
+
+    signal.signal(signal.SIGTERM, end_all)
+    prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
+    if os.getppid() != parent:  # it died before the line above
+        os.killpg(0, signal.SIGKILL)
+    os.closerange(0, os.sysconf("SC_OPEN_MAX"))  # the command's pipes end with the command
+    status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    if status < 0:
+        if status != -signal.SIGKILL:
+            signal.signal(-status, signal.SIG_DFL)
+        os.kill(os.getpid(), -status)
+    os._exit(status)

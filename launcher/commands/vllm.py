@@ -56,6 +56,8 @@ def serve_arguments(settings: Settings, place: RankPlace) -> tuple[str, ...]:
         "--enable-prefix-caching",
     ]  # fmt: skip
     arguments += _precision(s, place.device) + _sizes(s) + _graphs(s, place.device)
+    if not s.flag("SWA_BOUNDED_REPLAY"):
+        arguments += ["--no-swa-bounded-replay"]
     if s.text("SPEC_METHOD") == "dspark":
         draft = {"method": "dspark", "num_speculative_tokens": s.int("DSPARK_TOKENS")}
         arguments += ["--speculative-config", _json(draft)]

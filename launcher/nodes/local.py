@@ -39,7 +39,7 @@ class LocalNode:
         me = os.getpid()
 
         def tied() -> None:
-            processes.die_with(me)
+            processes.guard(me)
 
         try:
             # Its own session: Ctrl-C reaches the launcher alone, which ends the command itself.

@@ -30,9 +30,8 @@ from typing import Any
 from launcher import clock, detached, files, processes
 
 GRACE = 15.0  # seconds, where stop.json does not say
-# Seconds for what the rank left behind: time for Python's resource tracker, which outlives the
-# others to unlink the shared memory that they could not.
-LEFTOVER_GRACE = 1.0
+LEFTOVER_GRACE = 1.0  # seconds for what the rank left behind, then as many for its trackers
+TRACKER = b"multiprocessing.resource_tracker"
 WATCHED = {signal.SIGCHLD, signal.SIGTERM, signal.SIGINT, signal.SIGHUP}
 
 
@@ -176,9 +175,19 @@ def _leave(order: Order, folder: Path, status: int, asked: bool) -> None:
         # This process adopted every orphan of the rank, those that left its session included.
         return processes.below(os.getpid())
 
-    count = processes.end(rest, grace=LEFTOVER_GRACE)
+    # Python's resource tracker unlinks the shared memory that the others could not, but only once
+    # the last of them is gone: it is ended after them.
+    count = processes.end(lambda: [p for p in rest() if not _tracks(p)], grace=LEFTOVER_GRACE)
+    count += processes.end(rest, grace=LEFTOVER_GRACE)
     if count:
         _note(order, f"[spark] {order.role}: ended {count} processes it left behind\n")
+
+
+def _tracks(process: processes.Process) -> bool:
+    try:
+        return TRACKER in Path(f"/proc/{process.pid}/cmdline").read_bytes()
+    except OSError:
+        return False
 
 
 def _note(order: Order, line: str) -> None:

@@ -18,6 +18,7 @@ _PROFILE: tuple[tuple[str, str, str], ...] = (
     ("MAX_NUM_SEQS", "4", "enough to see batching on two cores"),
     ("KV_CACHE_MEMORY_BYTES", str(64 * _MIB), "a pool that fits beside two ranks in small memory"),
     ("KV_BLOCK_SIZE", "64", "the block of the real pair"),
+    ("SWA_BOUNDED_REPLAY", "0", "the same request gives the same tokens, cached or not"),
     ("ENFORCE_EAGER", "1", "there are no CUDA graphs on a CPU"),
 )
 

@@ -330,6 +330,13 @@ _SERVING = (
         "DSPARK_TOKENS", "serving", "integer", "3", "draft tokens a step", limits=(1, 5), shown=True
     ),
     _S(
+        "SWA_BOUNDED_REPLAY",
+        "serving",
+        "flag",
+        "1",
+        "1: half the prefill, but answers from the prefix cache may differ in last bits; 0: exact",
+    ),
+    _S(
         "LANGUAGE_MODEL_ONLY", "serving", "flag", "1", "1: text only, no vision weights", shown=True
     ),
     _S(

@@ -105,11 +105,12 @@ class CheckpointHeaders:
     unlisted: tuple[str, ...] = ()
 
     @classmethod
-    def scan(cls, root: Path) -> CheckpointHeaders:
+    def scan(cls, root: Path, *, whole: bool = False) -> CheckpointHeaders:
         """Read the index (if there is one) and the header of every shard of ``root``.
 
-        Raises HeaderError if a file is absent or damaged, if index and files name different
-        tensors, or if two files hold the same tensor.
+        Raises HeaderError if a file is absent or damaged, if the index names a tensor that its
+        file does not hold, or if two files hold the same tensor; for a ``whole`` checkpoint also
+        if a file holds a tensor that the index does not name (a slim index leaves some out).
         """
         present = sorted(p.name for p in root.glob("*.safetensors"))
         index = read_index(root)
@@ -127,7 +128,7 @@ class CheckpointHeaders:
                     "index and shards are of different downloads: download both again",
                 )
         for name, header in tensors.items():
-            if index is not None and name not in index:
+            if whole and index is not None and name not in index:
                 _damaged(
                     root / INDEX_NAME,
                     f"does not name tensor {name}, which {header.file.name} holds",

@@ -71,6 +71,13 @@ class Hook:
         setattr(owner, name, getattr(import_module(module), attribute))
 
 
+RENDEZVOUS = Hook(
+    "torch.distributed.rendezvous:_create_c10d_store",
+    ("hostname", "port", "rank", "world_size", "timeout", "use_libuv"),
+    "spark_overlay.serving.rendezvous:create_store",
+    "torch's store listens on every interface, not on the address of the init method",
+)
+
 _V41 = "vllm.models.deepseek_v41"
 _MODEL, _DRAFT = f"{_V41}.nvidia.model", f"{_V41}.nvidia.dspark"
 _ATTENTION, _COMPRESSOR = f"{_V41}.attention", f"{_V41}.compressor"

@@ -48,10 +48,10 @@ def installing(command: Command, *words: str) -> list[psutil.Process]:
 def test_a_broken_off_installation_is_begun_anew(clone: Clone, folder: Path) -> None:
     engine = folder / "engine"
 
-    # kill -9 while the environment is made: its maker has children of its own.
+    # kill -9 while the environment is made, which is done by a child's child.
     command = begin(clone, folder)
-    installing(command, "venv")
-    time.sleep(2.0)
+    installing(command, "ensurepip")
+    time.sleep(0.5)
     working = children(command.pid)
     assert command.kill().status == 137
     assert still_alive(working, SOON) == []

@@ -90,7 +90,7 @@ class Exl3Config(QuantizationConfig):
         """Every tensor's header; raises HeaderError for a damaged file or index."""
         if self.model_dir is None:
             raise Exl3FormatError("the exl3 config was never given its model directory")
-        return CheckpointHeaders.scan(self.model_dir).tensors
+        return CheckpointHeaders.scan(self.model_dir, whole=True).tensors
 
     @cached_property
     def modules(self) -> dict[str, Exl3Facts]:

@@ -9,6 +9,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+import psutil
 from clone import START, Clone, Ran
 from ranks import Pair, shared_memory, still_alive
 
@@ -22,11 +23,12 @@ def test_a_killed_worker_is_reported_and_rehearse_brings_the_pair_back(
     clone: Clone, serving: Pair
 ) -> None:
     old = serving.processes()
+    shared = shared_memory(old)
     assert_death_is_reported(clone, serving, "worker")
 
     back = clone.start("rehearse", timeout=START)
     assert back.status == 0, back.said
-    assert still_alive(old) == []
+    assert_gone(old, shared)
     order = [(e["event"], e["role"]) for e in events(back) if "role" in e]
     assert order[:2] == [("stopping", "head"), ("stopped", "head")]  # the survivor, first
     assert order[2:] == [("rank started", "worker"), ("rank started", "head")]
@@ -50,6 +52,7 @@ def test_a_killed_head_is_reported_and_restart_may_be_broken_off(
     clone: Clone, serving: Pair
 ) -> None:
     old = serving.processes()
+    shared = shared_memory(old)
     assert_death_is_reported(clone, serving, "head")
 
     restart = clone.begin("restart")
@@ -60,7 +63,7 @@ def test_a_killed_head_is_reported_and_restart_may_be_broken_off(
     assert left.status == 130, left.said
     assert "the worker and the head run on" in left.err
     assert "./start.sh rehearse goes on where this stopped" in left.err
-    assert still_alive(old) == []
+    assert_gone(old, shared)
     standing = clone.standing()
     assert standing["code"] in (4, 0), standing
     assert standing["launcher"] is None
@@ -92,14 +95,19 @@ def assert_death_is_reported(clone: Clone, pair: Pair, role: str) -> None:
     assert last in noted
 
 
+def assert_gone(processes: list[psutil.Process], shared: set[Path]) -> None:
+    """No process lives on, and no shared memory of theirs is left to fill the machine."""
+    assert still_alive(processes) == []
+    assert sorted(filter(Path.exists, shared)) == []
+
+
 def test_stop_leaves_nothing(clone: Clone, serving: Pair) -> None:
     old = serving.processes()
     shared = shared_memory(old)
     assert len(old) > 2 and shared
     stopped = clone.start("stop", timeout=120.0)
     assert stopped.status == 0, stopped.said
-    assert still_alive(old) == []
-    assert sorted(filter(Path.exists, shared)) == []
+    assert_gone(old, shared)
     down = clone.start("status")
     assert down.status == 1, down.said
     again = clone.start("stop")
