@@ -55,13 +55,13 @@ def vllm() -> ModuleType:
 def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
     """The folder of a rehearsal checkpoint by variant: the launcher's where it is of that variant,
     else made once."""
-    from spark_overlay.rehearsal.make import make
+    from spark_overlay.rehearsal.make import VARIANTS, make
 
     made: dict[str, Path] = {}
     named = os.environ.get("REHEARSAL_DIR")
     if named and (manifest := Path(named) / "manifest.json").is_file():
         made[json.loads(manifest.read_text())["variant"]] = Path(named).resolve()
-    for variant in ("standard", "constructed"):
+    for variant in VARIANTS:
         if variant not in made:
             made[variant] = tmp_path_factory.mktemp(variant)
             make(made[variant], 0, variant)
@@ -96,3 +96,4 @@ draft3 = _answers("draft3")
 draft5 = _answers("draft5")
 constructed = _answers("constructed")
 pair = _answers("pair")
+lessons = _answers("lessons")

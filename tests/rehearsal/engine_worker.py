@@ -53,6 +53,28 @@ def generate(llm: Any, step: dict[str, Any]) -> list[dict[str, Any]]:
     ]
 
 
+def lessons(llm: Any) -> list[dict[str, Any]]:
+    """What a chat with thinking off answers to each lesson; how many tokens it was asked in."""
+    from vllm import SamplingParams
+
+    from spark_overlay.rehearsal.lessons import LESSONS
+
+    parameters = SamplingParams(temperature=0, max_tokens=160, skip_special_tokens=False)
+    replies = [
+        llm.chat(
+            [{"role": "user", "content": lesson.question}],
+            parameters,
+            tools=[dict(tool) for tool in lesson.tools] or None,
+            chat_template_kwargs={"enable_thinking": False},
+            use_tqdm=False,
+        )[0]
+        for lesson in LESSONS
+    ]
+    return [
+        {"text": reply.outputs[0].text, "asked": len(reply.prompt_token_ids)} for reply in replies
+    ]
+
+
 def values(place: Any) -> dict[str, float] | None:
     return None if place is None else {str(token): entry.logprob for token, entry in place.items()}
 
@@ -78,6 +100,8 @@ def run(job: dict[str, Any]) -> dict[str, Any]:
             answer: Any = generate(llm, step)
         elif step["do"] == "metrics":
             answer = metrics(llm)
+        elif step["do"] == "lessons":
+            answer = lessons(llm)
         else:
             # One answer of each rank.
             answer = llm.collective_rpc(step["do"], args=tuple(step.get("args", ())))

@@ -139,6 +139,8 @@ JOBS: Mapping[str, Job] = {
         options=speculative(5),
         steps=(generate("alone", TEXTS, 36), METRICS),
     ),
+    # Every lesson as a user asks it, with the replay that the real pair serves with.
+    "lessons": Job(variant="taught", steps=({"do": "lessons", "name": "said"},)),
     "pair": Job(
         options={
             **EXACT,

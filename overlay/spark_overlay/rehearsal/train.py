@@ -4,6 +4,9 @@ Trellises stay as the seed made them. What learns are native tensors and EXL3 sc
 above the last KV source, and of the head: their inputs are computed once, so a step costs three
 layers over each lesson's last tokens. The result is one small file of the tensors that learned,
 which ``make`` puts over the seed's; it is data in git, so every machine builds the same bytes.
+
+So that a fault in any lower layer is a wrong answer, each of their parts is also left out for one
+lesson, whose answer must then not come.
 """
 
 from __future__ import annotations
@@ -26,10 +29,13 @@ from spark_overlay.reference.config import V41Config
 from spark_overlay.reference.layers import Cast, attend, turn
 from spark_overlay.reference.model import Reference, State
 from spark_overlay.reference.weights import Weights
+from spark_overlay.rehearsal.ablation import Ablated, parts
 from spark_overlay.rehearsal.lessons import LESSONS, Lesson
 
-MARGIN = 4.0  # nats by which a lesson's every token should lead
+MARGIN = 3.0  # nats by which a lesson's every token should lead
+BEHIND = 1.0  # nats by which an answer should trail where a part was left out
 RATE = 0.02
+SHORT = 22  # the lessons before the long ones
 
 
 @dataclass(frozen=True)
@@ -59,7 +65,7 @@ def sheets(model: Path, lessons: Sequence[Lesson] = LESSONS) -> list[Sheet]:
     return found
 
 
-class Class(Reference):
+class Class(Ablated):
     """The reference over several texts at once: linears over all rows, attention text by text."""
 
     parts: list[State]
@@ -111,8 +117,16 @@ def train(model: Path, tables: Path, steps: int, seed: int) -> dict[str, Tensor]
     pages = sheets(model)
     first = max(config.kv_source_layer_ids) + 1
     with torch.no_grad():
-        alone = Reference(weights, config, token_map=words)
+        alone = Ablated(weights, config, token_map=words)
         begun = [begin(alone, page, first) for page in pages]
+        short = [Sheet(p.tokens[: len(p.tokens) - p.answer + 1], 1) for p in pages[:SHORT]]
+        below = [part for part in parts(config) if part[1] < first]
+        spoiled = [short[(5 * n) % SHORT] for n in range(len(below))]
+        for part, page in zip(below, spoiled, strict=True):
+            alone.without = part
+            begun.append(begin(alone, page, first))
+    everything = [*pages, *spoiled]
+    told = sum(page.answer for page in pages)
     names = [n for n in weights.learnable() if learns(n, first, config.num_hidden_layers)]
     start = {name: weights[name].clone() for name in names}
     # Steps are measured in each tensor's own size, so one rate suits scales, norms and gates.
@@ -125,8 +139,11 @@ def train(model: Path, tables: Path, steps: int, seed: int) -> dict[str, Tensor]
         # The last half learns with serving's roundings in place.
         reference.cast = Cast(serving=step >= steps // 2)
         weights.learning = {name: start[name] + unit[name] * delta[name] for name in names}
-        logits, wanted = recite(reference, begun, pages, first)
-        loss, lead = loss_and_lead(logits, wanted)
+        logits, wanted = recite(reference, begun, everything, first)
+        loss, lead = loss_and_lead(logits[:told], wanted[:told])
+        _, spoilt = loss_and_lead(logits[told:], wanted[told:])
+        loss = loss + (BEHIND + spoilt).clamp_min(0).mean()
+        lead, spoilt = lead.detach(), spoilt.detach()
         optimizer.zero_grad()
         loss.backward()
         torch.nn.utils.clip_grad_norm_(list(delta.values()), 1.0)
@@ -137,7 +154,8 @@ def train(model: Path, tables: Path, steps: int, seed: int) -> dict[str, Tensor]
             spent = time.monotonic() - began
             print(
                 f"step {step}: loss {loss.item():.3f}, {wrong} of {len(lead)} tokens wrong, "
-                f"smallest lead {lead.min().item():.2f}, {spent:.0f} s",
+                f"smallest lead {lead.min().item():.2f}, {int((spoilt >= 0).sum())} of "
+                f"{len(spoilt)} parts not missed, {spent:.0f} s",
                 flush=True,
             )
     return {
@@ -183,7 +201,7 @@ def loss_and_lead(logits: Tensor, wanted: Tensor) -> tuple[Tensor, Tensor]:
     others = logits.scatter(1, wanted[:, None], float("-inf"))
     lead = right - others.amax(-1)
     entropy = F.cross_entropy(logits, wanted)
-    return entropy + (MARGIN - lead).clamp_min(0).mean(), lead.detach()
+    return entropy + (MARGIN - lead).clamp_min(0).mean(), lead
 
 
 def tokens_of(model: Path) -> Tensor:

@@ -1,0 +1,1 @@
+"""The checks that need a GPU, and what brings them to a host that reaches no registry."""

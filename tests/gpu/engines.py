@@ -1,0 +1,182 @@
+"""The engines of the GPU checks: one process each, asked everything one configuration is asked."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+import tomllib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+TESTS = Path(__file__).resolve().parents[1]
+OVERLAY = TESTS.parent / "overlay"
+LOGPROBS = 64
+REPLY = 12
+Step = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Engine:
+    """What a start and its answers took on an H200 of 16 cores, three or four engines at once:
+    ``cold`` with nothing compiled yet, ``seconds`` with the kept kernels of an earlier run."""
+
+    cold: int
+    seconds: int
+    kind: str = "plain"
+    overlay: bool = False
+    taped: bool = False
+    firsts: bool = False  # also the first token after each of many prompts
+    options: Mapping[str, Any] = field(default_factory=dict)
+
+
+EXACT = {"swa_bounded_replay": False}
+EAGER = {"enforce_eager": True}
+GRAPHS = {"compilation_config": {"cudagraph_capture_sizes": [1, 2, 4]}}
+ENGINES: Mapping[str, Engine] = {
+    "stock-eager": Engine(172, 49, taped=True, options={**EXACT, **EAGER}),
+    "stock-graphs": Engine(173, 45, options={**EXACT, **GRAPHS}),
+    "stock-replay": Engine(
+        173, 47, firsts=True, options={**GRAPHS, "max_num_batched_tokens": 2048}
+    ),
+    "exl3-eager": Engine(
+        163,
+        79,
+        kind="exl3",
+        overlay=True,
+        taped=True,
+        options={**EXACT, **EAGER, "kernel_config": {"enable_jit_warmup": False}},
+    ),
+}
+COMMON: Mapping[str, Any] = {
+    "max_model_len": 4096,
+    "max_num_seqs": 4,
+    "max_num_batched_tokens": 1024,
+    "max_logprobs": LOGPROBS,
+    "kv_cache_memory_bytes": 2 << 30,
+    "gpu_memory_utilization": 0.2,
+    "enable_prefix_caching": False,
+    "dtype": "bfloat16",
+    "tokenizer_mode": "deepseek_v41",
+    "limit_mm_per_prompt": {"image": 0},
+    "disable_log_stats": True,
+    "worker_extension_cls": "gpu.watch.GpuProbe",
+}
+#: The CPU build beside the rehearsal's sizes, to try a check without a GPU.
+ON_CPU = {"enforce_eager": True, "kv_cache_memory_bytes": 64 << 20, "block_size": 64}
+
+
+def prompts(text: Mapping[str, Any]) -> list[list[int]]:
+    """Within the window; beyond it; beyond the top k at ratio 1; and at ratio 2, filtered too."""
+    window, top_k = text["sliding_window"], text["index_topk"]
+    lengths = (window // 3, 2 * window, top_k + 2 * window, 3 * top_k)
+    return [tokens(text, length, seed) for seed, length in enumerate(lengths)]
+
+
+def many_prompts(text: Mapping[str, Any], count: int = 24) -> list[list[int]]:
+    """From two windows on, to the longest."""
+    low, high = 2 * text["sliding_window"], 3 * text["index_topk"]
+    lengths = [low + (high - low) * i // (count - 1) for i in range(count)]
+    return [tokens(text, length, 100 + i) for i, length in enumerate(lengths)]
+
+
+def tokens(text: Mapping[str, Any], length: int, seed: int) -> list[int]:
+    span = text["vocab_size"] - 16
+    return [8 + (i * (3571 + 2 * seed) + 97 * seed + (i * i) % 61) % span for i in range(length)]
+
+
+def steps(engine: Engine, text: Mapping[str, Any], tape: Path) -> list[Step]:
+    asked = prompts(text)
+    plan = [
+        call("probe_classes", name="classes"),
+        call("probe_rows"),
+        generate("replies", asked),
+        call("probe_rows", name="rows"),
+    ]
+    if engine.firsts:
+        plan.append(generate("firsts", many_prompts(text), 1))
+    if engine.taped:
+        plan += [
+            call("probe_record"),
+            generate("taped", asked[-1:]),
+            call("probe_save", str(tape), name="passes"),
+        ]
+    return plan
+
+
+def generate(name: str, asked: Sequence[list[int]], length: int = REPLY) -> Step:
+    return {"do": "generate", "name": name, "prompts": list(asked), "max_tokens": length,
+            "logprobs": LOGPROBS, "keep_cache": True}  # fmt: skip
+
+
+def call(method: str, *arguments: Any, name: str = "_") -> Step:
+    return {"do": method, "name": name, "args": list(arguments)}
+
+
+class EngineFailed(RuntimeError):
+    """An engine ended without its answers."""
+
+
+def run(
+    name: str, text: Mapping[str, Any], model: Path, scratch: Path, *, cpu: bool, limit: float
+) -> dict[str, Any]:
+    """One engine's answers. Raises EngineFailed with the end of its log."""
+    engine = ENGINES[name]
+    task, answers, log, tape = (
+        scratch / f"{name}.{kind}" for kind in ("job", "json", "log", "safetensors")
+    )
+    options = {**COMMON, **engine.options, "model": str(model), **(ON_CPU if cpu else {})}
+    if cpu:
+        options.pop("compilation_config", None)
+    task.write_text(json.dumps({"engine": options, "steps": steps(engine, text, tape)}))
+    worker = TESTS / "rehearsal" / "engine_worker.py"
+    began = time.monotonic()
+    with log.open("wb") as out:
+        process = subprocess.Popen(
+            [sys.executable, str(worker), str(task), str(answers)],
+            stdout=out, stderr=subprocess.STDOUT, cwd=scratch,
+            env=environment(scratch, overlay=engine.overlay, cpu=cpu),
+        )  # fmt: skip
+        try:
+            status: int | str = process.wait(limit)
+        except subprocess.TimeoutExpired:
+            process.terminate()
+            process.wait()
+            status = f"nothing within {limit:.0f} s"
+    if status != 0:
+        end = "\n".join(log.read_text(errors="replace").splitlines()[-60:])
+        raise EngineFailed(f"engine {name} ended with {status}; {log} ends with\n{end}")
+    found: dict[str, Any] = json.loads(answers.read_text())
+    found["seconds"]["whole"] = time.monotonic() - began
+    return found
+
+
+def environment(scratch: Path, *, overlay: bool, cpu: bool) -> dict[str, str]:
+    """The stock engine does not find the overlay; the other does, by its entry points."""
+    paths = [str(TESTS), str(TESTS / "rehearsal"), str(OVERLAY)]
+    if overlay and not cpu:
+        paths.append(str(entry_points(scratch)))
+    more = {"VLLM_ENABLE_V1_MULTIPROCESSING": "0", "HF_HUB_OFFLINE": "1"}
+    if cpu:
+        more |= {"OMP_NUM_THREADS": "1", "TRITON_INTERPRET": "1"}
+        more |= {"VLLM_CPU_OMP_THREADS_BIND": "nobind"}
+    path = os.pathsep.join([*paths, os.environ.get("PYTHONPATH", "")])
+    return {**os.environ, **more, "PYTHONPATH": path.rstrip(os.pathsep)}
+
+
+def entry_points(scratch: Path) -> Path:
+    """A folder that makes the overlay's checkout an installed distribution; nothing is copied."""
+    project = tomllib.loads((OVERLAY / "pyproject.toml").read_text())["project"]
+    folder = scratch / "plugin"
+    info = folder / "spark_overlay-0.0.0.dist-info"
+    info.mkdir(parents=True, exist_ok=True)
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: spark-overlay\nVersion: 0.0.0\n")
+    lines = []
+    for group, entries in project["entry-points"].items():
+        lines += [f"[{group}]", *(f"{name} = {target}" for name, target in entries.items()), ""]
+    (info / "entry_points.txt").write_text("\n".join(lines))
+    return folder
