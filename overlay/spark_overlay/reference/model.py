@@ -54,7 +54,13 @@ class State:
 
     def last(self, count: int) -> State:
         """The same text with only its last ``count`` tokens left to compute."""
-        part = slice(max(0, len(self.tokens) - count), None)
+        return self._part(slice(max(0, len(self.tokens) - count), None))
+
+    def first(self, count: int) -> State:
+        """The same text with only its first ``count`` tokens left to compute."""
+        return self._part(slice(count))
+
+    def _part(self, part: slice) -> State:
         return replace(
             self,
             tokens=self.tokens[part],

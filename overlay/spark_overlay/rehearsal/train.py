@@ -5,7 +5,7 @@ above the last KV source, and of the head: their inputs are computed once, so a 
 layers over each lesson's last tokens. The result is one small file of the tensors that learned,
 which ``make`` puts over the seed's; it is data in git, so every machine builds the same bytes.
 
-So that a fault in any lower layer is a wrong answer, each of their parts is also left out for one
+So that a fault in any layer is a wrong answer, each part of the model is also left out for one
 lesson, whose answer must then not come.
 """
 
@@ -95,7 +95,8 @@ class Class(Ablated):
             sink = self.weights[f"{prefix}.attn_sink"]
             out.append(attend(pq, keys, visible, sink, HEAD_DIM**-0.5))
         y = self.cast(turn(self.cast(torch.cat(out)), table, back=True))
-        return self.output(prefix, y)
+        y = self.output(prefix, y)
+        return torch.zeros_like(y) if self.without == ("attention", layer) else y
 
 
 def learns(name: str, first: int, layers: int) -> bool:
@@ -125,6 +126,8 @@ def train(model: Path, tables: Path, steps: int, seed: int) -> dict[str, Tensor]
         for part, page in zip(below, spoiled, strict=True):
             alone.without = part
             begun.append(begin(alone, page, first))
+        above = [part for part in parts(config) if part[1] >= first]
+        whole = [(short[(7 * n) % SHORT], begun[(7 * n) % SHORT]) for n in range(len(above))]
     everything = [*pages, *spoiled]
     told = sum(page.answer for page in pages)
     names = [n for n in weights.learnable() if learns(n, first, config.num_hidden_layers)]
@@ -142,6 +145,13 @@ def train(model: Path, tables: Path, steps: int, seed: int) -> dict[str, Tensor]
         logits, wanted = recite(reference, begun, everything, first)
         loss, lead = loss_and_lead(logits[:told], wanted[:told])
         _, spoilt = loss_and_lead(logits[told:], wanted[told:])
+        more = []
+        for part, (page, state) in zip(above, whole, strict=True):
+            reference.without = part
+            logits, wanted = recite(reference, [state.first(len(page.tokens) - 1)], [page], first)
+            more.append(loss_and_lead(logits, wanted)[1])
+        reference.without = None
+        spoilt = torch.cat((spoilt, *more))
         loss = loss + (BEHIND + spoilt).clamp_min(0).mean()
         lead, spoilt = lead.detach(), spoilt.detach()
         optimizer.zero_grad()
