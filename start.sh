@@ -17,6 +17,14 @@ fail() { # found, needed, do next
     exit 1
 }
 
+# Nothing is made or removed anywhere but in a checkout that may be written.
+[ -f launcher/locks/launcher.lock ] ||
+    fail "no launcher/locks/launcher.lock in $root" 'the whole checkout beside start.sh' \
+        'run start.sh where it was cloned, by its own path and not through a link'
+[ -w . ] ||
+    fail "$root cannot be written by $(id -un)" 'a checkout of your own' \
+        'clone it into a folder of yours'
+
 # Sets `python` to the first interpreter that is new enough and can make a venv.
 find_python() {
     seen='' bare=''

@@ -64,7 +64,11 @@ class Level:
 
 def run(argv: Sequence[str], *, root: Path, environ: Mapping[str, str] | None = None) -> int:
     """The levels asked for, or all; 0 if none failed."""
-    made = argparse.ArgumentParser(prog="./start.sh test", allow_abbrev=False)
+    made = argparse.ArgumentParser(
+        prog="./start.sh test",
+        allow_abbrev=False,
+        formatter_class=argparse.RawTextHelpFormatter,
+    )
     told = "\n".join(f"{level.key}: {level.told}" for level in LEVELS)
     made.add_argument("levels", nargs="*", metavar="LEVEL", help=told)
     wanted = made.parse_args(list(argv)).levels
@@ -180,7 +184,10 @@ def prepare_engine(bench: Bench) -> Path:
 def _no_gpu(bench: Bench) -> str | None:
     if not (bench.root / "tests" / "gpu").is_dir():
         return "this version has no GPU tests yet"
-    return None if shutil.which("nvidia-smi") else "no NVIDIA driver on this machine"
+    if not shutil.which("nvidia-smi"):
+        return "no NVIDIA driver on this machine"
+    asked = subprocess.run([bench.python, "-c", "import torch, vllm"], capture_output=True)
+    return None if asked.returncode == 0 else "it needs torch and vLLM: see tests/gpu/README.md"
 
 
 def _no_tests(name: str, what: str) -> Callable[[Bench], str | None]:

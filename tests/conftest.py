@@ -6,6 +6,7 @@ Where SPARK_TEST_DEMAND is set (CI), a skipped test fails the run: nothing passe
 from __future__ import annotations
 
 import os
+import signal
 import sys
 from pathlib import Path
 
@@ -13,6 +14,10 @@ from pathlib import Path
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
 import pytest
+
+# A shell without job control starts its background jobs with SIGINT ignored, and so would all that
+# the tests start and interrupt. A handler here is the default again after exec.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 ROOT = Path(__file__).resolve().parents[1]
 for place in (ROOT / "tests", ROOT / "overlay", ROOT):

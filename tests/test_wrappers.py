@@ -190,3 +190,14 @@ def test_shellcheck_has_nothing_to_say() -> None:
     done = subprocess.run([program, "start.sh", "download.sh"], cwd=ROOT, capture_output=True,
                           text=True, env={"PATH": os.environ["PATH"]})  # fmt: skip
     assert (done.returncode, done.stdout) == (0, "")
+
+
+def test_through_a_link_nothing_is_made_or_removed(checkout: Checkout, tmp_path: Path) -> None:
+    other = tmp_path / "bin"
+    (other / ".venv").mkdir(parents=True)
+    (other / ".venv/precious").write_text("mine")
+    (other / "spark").symlink_to(checkout.root / "start.sh")
+    done = subprocess.run([str(other / "spark"), "status"], capture_output=True, text=True)
+    assert done.returncode == 1
+    assert "by its own path" in done.stderr
+    assert (other / ".venv/precious").read_text() == "mine"

@@ -63,7 +63,7 @@ def load(
 def ensure_dotenv(root: Path, say: Callable[[str], None] = to_stderr) -> Path:
     """`.env`, copied from `.env.example` on first use; readable by its owner only."""
     target, example = root / ".env", root / ".env.example"
-    if target.exists():
+    if target.exists() or target.is_symlink():
         return target
     try:
         text = example.read_bytes()

