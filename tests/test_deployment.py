@@ -25,8 +25,9 @@ from launcher.settings.rehearsal import PROFILE
 SITES = pytest.mark.parametrize("site", [rehearsal(), pair()], ids=["rehearsal", "pair"])
 
 
-def deployed(tmp_path: Path, site: Site, text: str = "", overrides: tuple[str, ...] = ()
-             ) -> Deployment:
+def deployed(
+    tmp_path: Path, site: Site, text: str = "", overrides: tuple[str, ...] = ()
+) -> Deployment:
     settings = settings_of(tmp_path, text, overrides=overrides)
     if site.name == "rehearsal":
         settings = settings.with_profile("rehearsal", PROFILE)
@@ -64,8 +65,13 @@ def test_the_ranks_differ_in_rank_fields_only(tmp_path: Path, site: Site) -> Non
     assert theirs["--headless"] == ()
     assert "--host" not in theirs
     assert "--port" not in theirs
-    per_rank = {"VLLM_HOST_IP", "GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME", "NCCL_IB_HCA",
-                "NCCL_IB_GID_INDEX"}
+    per_rank = {
+        "VLLM_HOST_IP",
+        "GLOO_SOCKET_IFNAME",
+        "NCCL_SOCKET_IFNAME",
+        "NCCL_IB_HCA",
+        "NCCL_IB_GID_INDEX",
+    }
     assert {k: v for k, v in head.env.items() if k not in per_rank} == {
         k: v for k, v in worker.env.items() if k not in per_rank
     }
@@ -126,8 +132,14 @@ def test_what_must_never_be_passed_is_not(tmp_path: Path, site: Site) -> None:
 
 def test_optional_options_are_absent_when_unset(tmp_path: Path) -> None:
     argv = deployed(tmp_path, pair(), "KV_CACHE_MEMORY_BYTES=\nSPEC_METHOD=none\n").ranks[0].argv
-    for name in ("--kv-cache-memory-bytes", "--speculative-config", "--enforce-eager", "--dtype",
-                 "--long-prefill-token-threshold", "--limit-mm-per-prompt"):
+    for name in (
+        "--kv-cache-memory-bytes",
+        "--speculative-config",
+        "--enforce-eager",
+        "--dtype",
+        "--long-prefill-token-threshold",
+        "--limit-mm-per-prompt",
+    ):
         assert name not in argv
     assert "--language-model-only" in argv
 
@@ -197,8 +209,12 @@ def test_a_cuda_rank_has_its_own_fabric_and_no_interpreter(tmp_path: Path) -> No
 @SITES
 def test_nothing_leaves_the_machine_by_itself(tmp_path: Path, site: Site) -> None:
     for rank in deployed(tmp_path, site).ranks:
-        for name in ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE", "VLLM_NO_USAGE_STATS",
-                     "DO_NOT_TRACK"):
+        for name in (
+            "HF_HUB_OFFLINE",
+            "TRANSFORMERS_OFFLINE",
+            "VLLM_NO_USAGE_STATS",
+            "DO_NOT_TRACK",
+        ):
             assert rank.env[name] == "1"
 
 

@@ -152,8 +152,9 @@ def test_an_explicit_empty_word_in_the_file_is_refused_not_defaulted(
         settings_of(tmp_path, f"GLM53_INDEXER_WORKSPACE='{text}'\n")
 
 
-@pytest.mark.parametrize("setting", [s for s in TABLE.values() if s.kind == "flag"],
-                         ids=lambda s: s.key)
+@pytest.mark.parametrize(
+    "setting", [s for s in TABLE.values() if s.kind == "flag"], ids=lambda s: s.key
+)
 def test_flags_are_0_or_1(setting) -> None:
     assert (setting.read("0"), setting.read("1")) == (0, 1)
     for text in ("2", "true", "yes", "01", " 1", "1\r"):

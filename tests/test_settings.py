@@ -58,8 +58,15 @@ def test_a_one_shot_comes_from_the_environment_unless_the_file_names_it(
     said: list[str] = []
     assert settings_of(tmp_path, "", {key: "1"}, said=said).origin(key) == "environment"
     assert said == []
-    assert settings_of(tmp_path, f"{key}=0001\n" if key == "HF_MAX_WORKERS" else f"{key}=0\n",
-                       {key: "1"}, said=said).origin(key) == ".env"
+    assert (
+        settings_of(
+            tmp_path,
+            f"{key}=0001\n" if key == "HF_MAX_WORKERS" else f"{key}=0\n",
+            {key: "1"},
+            said=said,
+        ).origin(key)
+        == ".env"
+    )
 
 
 def test_an_empty_variable_in_front_of_the_command_is_no_value(tmp_path: Path) -> None:
@@ -74,8 +81,9 @@ def test_an_inherited_value_that_is_in_force_anyway_is_not_worth_a_word(tmp_path
 
 
 def test_set_beats_everything(tmp_path: Path) -> None:
-    settings = settings_of(tmp_path, "PORT=1\nSKIP_SYNC=0\n", {"SKIP_SYNC": "1"},
-                           ["PORT=2", "SKIP_SYNC=1"])
+    settings = settings_of(
+        tmp_path, "PORT=1\nSKIP_SYNC=0\n", {"SKIP_SYNC": "1"}, ["PORT=2", "SKIP_SYNC=1"]
+    )
     assert (settings.int("PORT"), settings.origin("PORT")) == (2, "--set")
     assert (settings.flag("SKIP_SYNC"), settings.origin("SKIP_SYNC")) == (True, "--set")
 
@@ -187,8 +195,10 @@ def test_syntax_and_value_problems_come_together(tmp_path: Path) -> None:
         assert part in str(error.value)
 
 
-@pytest.mark.parametrize("dotenv_text", ["BIND=0.0.0.0\nVLLM_API_KEY=k\n", "BIND=127.0.0.2\n",
-                                         "BIND=0.0.0.0\nALLOW_NO_AUTH=1\n"])
+@pytest.mark.parametrize(
+    "dotenv_text",
+    ["BIND=0.0.0.0\nVLLM_API_KEY=k\n", "BIND=127.0.0.2\n", "BIND=0.0.0.0\nALLOW_NO_AUTH=1\n"],
+)
 def test_a_guarded_or_meant_exposure_is_accepted(tmp_path: Path, dotenv_text: str) -> None:
     settings_of(tmp_path, dotenv_text)
 
@@ -236,8 +246,12 @@ def test_every_group_has_a_title_and_keys() -> None:
 
 def test_secrets_are_shown_nowhere(tmp_path: Path) -> None:
     said: list[str] = []
-    settings = settings_of(tmp_path, "VLLM_API_KEY=hunter2\n", {"GHCR_TOKEN": "hunter3",
-                           "VLLM_API_KEY": "hunter4"}, said=said)
+    settings = settings_of(
+        tmp_path,
+        "VLLM_API_KEY=hunter2\n",
+        {"GHCR_TOKEN": "hunter3", "VLLM_API_KEY": "hunter4"},
+        said=said,
+    )
     shown = [explain(settings, 100), as_json(settings), repr(list(settings.items())), *said]
     assert "hunter" not in "".join(shown)
     assert json.loads(as_json(settings))["settings"]["VLLM_API_KEY"]["value"] == "***"
@@ -290,10 +304,10 @@ def test_quoted_values_mean_the_same_to_sh(value: str) -> None:
         ("export IMAGE=x\n", "x"),
         ("  export\tIMAGE = x\n", "x"),
         ("IMAGE='a #b' # c\n", "a #b"),
-        ("IMAGE=\"a\\\"b\\\\c\\nd\\$e\"\n", 'a"b\\c\\nd$e'),
+        ('IMAGE="a\\"b\\\\c\\nd\\$e"\n', 'a"b\\c\\nd$e'),
         ("IMAGE=a'b\"c\n", "a'b\"c"),
         ("IMAGE=$(id) `id` ${X}\n", "$(id) `id` ${X}"),
-        ("IMAGE=\"one\ntwo\"\n", "one\ntwo"),
+        ('IMAGE="one\ntwo"\n', "one\ntwo"),
         ("IMAGE=x", "x"),
         ("\ufeffIMAGE=x\n", "x"),
         ("\n\n  # c\n\t\nIMAGE=x\n\n", "x"),

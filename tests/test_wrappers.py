@@ -20,8 +20,21 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
-TOOLS = ("sh", "dirname", "cut", "sha256sum", "cat", "rm", "mkdir", "mv", "tail", "flock", "cp",
-         "chmod", "env")
+TOOLS = (
+    "sh",
+    "dirname",
+    "cut",
+    "sha256sum",
+    "cat",
+    "rm",
+    "mkdir",
+    "mv",
+    "tail",
+    "flock",
+    "cp",
+    "chmod",
+    "env",
+)
 STAND_IN = """\
 #!/bin/sh
 echo "$(cat "$0.version") $*" >>"$JOURNAL"
@@ -53,8 +66,9 @@ class Checkout:
         if bare:
             Path(f"{path}.bare").touch()
 
-    def run(self, *arguments: str, script: str = "start.sh", cwd: str = "/"
-            ) -> subprocess.CompletedProcess[str]:
+    def run(
+        self, *arguments: str, script: str = "start.sh", cwd: str = "/"
+    ) -> subprocess.CompletedProcess[str]:
         env = {"PATH": str(self.bin), "JOURNAL": str(self.journal), "PYTHONPATH": "/evil"}
         return subprocess.run([str(self.root / script), *arguments], cwd=cwd, env=env, text=True,
                               capture_output=True, timeout=20)  # fmt: skip
@@ -175,8 +189,12 @@ def test_two_first_runs_at_once_make_one_environment(checkout: Checkout) -> None
     checkout.python("python3", "3.12")
     env = {"PATH": str(checkout.bin), "JOURNAL": str(checkout.journal)}
     runs = [
-        subprocess.Popen([str(checkout.root / "start.sh")], env=env, stderr=subprocess.DEVNULL,
-                         stdout=subprocess.DEVNULL)
+        subprocess.Popen(
+            [str(checkout.root / "start.sh")],
+            env=env,
+            stderr=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+        )
         for _ in range(4)
     ]
     assert [run.wait(20) for run in runs] == [0, 0, 0, 0]

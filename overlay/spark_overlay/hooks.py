@@ -1,4 +1,4 @@
-"""Every place where the overlay reaches into vLLM, in one list.
+"""Every name of vLLM that the overlay rebinds, in one list.
 
 A hook names what it replaces, the parameters it expects there, what takes its place, why, and on
 which device. ``install`` checks each before it touches any; a name that is gone or a signature that
