@@ -5,7 +5,8 @@ from __future__ import annotations
 import textwrap
 
 from launcher.settings.dotenv import quote
-from launcher.settings.table import GROUPS, TABLE, Setting
+from launcher.settings.setting import Setting
+from launcher.settings.table import GROUPS, TABLE
 
 _HEAD = """\
 # Settings of ./start.sh. Made from launcher/settings/table.py: ./start.sh config --example

@@ -7,7 +7,7 @@ import shlex
 from collections.abc import Mapping
 
 from launcher.settings.secret import Secret
-from launcher.settings.table import Value
+from launcher.settings.setting import Value
 
 # Options of `vllm serve` that EXTRA_ARGS may not repeat: vLLM would silently take the last one,
 # and what the launcher shows, checks and waits for would no longer be what runs.

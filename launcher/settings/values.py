@@ -12,7 +12,8 @@ from launcher.errors import UsageError
 from launcher.settings import contract, rules
 from launcher.settings.gone import GONE
 from launcher.settings.secret import Secret
-from launcher.settings.table import TABLE, Setting, Value
+from launcher.settings.setting import Setting, Value
+from launcher.settings.table import TABLE
 
 
 @dataclass(frozen=True)

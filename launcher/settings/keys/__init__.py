@@ -1,0 +1,1 @@
+"""The settings themselves, one module for each group of the table."""

@@ -1,0 +1,42 @@
+"""Engram tables."""
+
+from launcher.settings.setting import Setting
+
+KEYS = (
+    Setting(
+        "ENGRAM_STORE",
+        "engram",
+        "choice",
+        "file",
+        "file: rows are read when needed; memory: "
+        "tables are loaded (95 GiB each for the real model)",
+        choices=("file", "memory"),
+    ),
+    Setting("DSV41_IO_THREADS", "engram", "integer", "32", "reads in flight", "09", (1, 1024)),
+    Setting("DSV41_CACHE_GIB", "engram", "decimal", "0", "row cache of a node", "09", (0, 1024)),
+    Setting(
+        "DSV41_STATS_SECONDS",
+        "engram",
+        "integer",
+        "60",
+        "seconds between lines of read statistics; 0: none",
+        "09",
+        (0, 86400),
+    ),
+    Setting(
+        "HEAD_PACKED_DIR",
+        "engram",
+        "path",
+        "~/dsv41-engram",
+        "packed rows of rank 0 (`pack`)",
+        "09",
+    ),
+    Setting(
+        "WORKER_PACKED_DIR",
+        "engram",
+        "path",
+        "",
+        "packed rows of rank 1; empty: as on the head",
+        "09",
+    ),
+)

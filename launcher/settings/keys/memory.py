@@ -1,0 +1,88 @@
+"""Unified memory."""
+
+from launcher.settings.setting import Setting
+
+KEYS = (
+    Setting(
+        "DSV41_BOOT_MARGIN_GIB",
+        "memory",
+        "decimal",
+        "12",
+        "GiB that must be free beyond the weights before a start",
+        "03",
+        (0, 1024),
+    ),
+    Setting(
+        "DSV41_DROP_PAGE_CACHE",
+        "memory",
+        "flag",
+        "1",
+        "drop the weights' page cache after loading",
+        "10",
+    ),
+    Setting(
+        "DSV41_PREFILL_EMPTY_CACHE_TOKENS",
+        "memory",
+        "integer",
+        "8192",
+        "prompt length from which memory is released between chunks",
+        "10",
+        (1, 1048576),
+    ),
+    Setting(
+        "DSV41_PREFILL_EMPTY_CACHE_MEMAVAIL_GIB",
+        "memory",
+        "decimal",
+        "2.5",
+        "… and only below this much MemAvailable",
+        "10",
+        (0, 1024),
+    ),
+    Setting(
+        "DSV41_PREFILL_END_EMPTY_CACHE",
+        "memory",
+        "flag",
+        "0",
+        "release once when a prompt is done",
+        "10",
+    ),
+    Setting(
+        "GLM53_INDEXER_WORKSPACE",
+        "memory",
+        "choice",
+        "stock",
+        "indexer workspace: stock as vLLM, rightsize by MAX_NUM_SEQS",
+        "10",
+        choices=("stock", "rightsize"),
+        empty_is_default=False,
+    ),
+    Setting(
+        "DSV41_INDEXER_PREFILL_FACTOR",
+        "memory",
+        "optional integer",
+        "",
+        "rows of the indexer workspace in MAX_MODEL_LEN; vLLM's own is 40",
+        "10",
+        (1, 40),
+    ),
+    Setting(
+        "VLLM_SPARSE_INDEXER_MAX_LOGITS_MB",
+        "memory",
+        "integer",
+        "256",
+        "MiB of indexer logits",
+        limits=(1, 65536),
+    ),
+    Setting(
+        "DSV41_MEM_GUARD", "memory", "flag", "0", "stop our own server when memory runs out", "10"
+    ),
+    Setting(
+        "DSV41_MEM_GUARD_GIB",
+        "memory",
+        "decimal",
+        "1.5",
+        "… below this much MemAvailable",
+        "10",
+        (0, 1024),
+    ),
+)
