@@ -94,7 +94,7 @@ class Engine(Step):
             ("vLLM", ["--no-deps", VLLM]),
         ):
             pip(ctx, self.key, self.python, what, arguments)
-        ctx.node.write(self.folder / MARKER, json.dumps({"fingerprint": wanted}).encode())
+        mark(ctx, self.folder / MARKER, wanted)
 
     def _ours(self, ctx: Context) -> bool:
         """Whether the folder may be replaced: absent, or an environment, whole or just begun."""
@@ -111,6 +111,11 @@ def marker(ctx: Context, path: Path) -> str | None:
     except (FileNotFoundError, NotADirectoryError, ValueError):
         return None
     return value.get("fingerprint") if isinstance(value, dict) else None
+
+
+def mark(ctx: Context, path: Path, wanted: str) -> None:
+    """Say that what the fingerprint describes is whole; written last."""
+    ctx.node.write(path, json.dumps({"fingerprint": wanted}).encode())
 
 
 def pip(ctx: Context, step: str, python: Path, what: str, arguments: list[str]) -> None:

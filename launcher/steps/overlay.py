@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 from pathlib import Path
 
 from launcher.steps.base import Context, Step, fingerprint
-from launcher.steps.engine import marker, pip
+from launcher.steps.engine import mark, marker, pip
 
 MARKER = ".spark-overlay.json"  # in the environment; written last
 
@@ -33,4 +32,4 @@ class Overlay(Step):
         python = self.engine / "bin" / "python"
         arguments = ["--no-deps", "--no-build-isolation", "-e", str(self.source)]
         pip(ctx, self.key, python, "the overlay", arguments)
-        ctx.node.write(self.engine / MARKER, json.dumps({"fingerprint": wanted}).encode())
+        mark(ctx, self.engine / MARKER, wanted)

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 from pathlib import Path
 
 from launcher.steps.base import Context, Step, fingerprint
-from launcher.steps.engine import marker, pip
+from launcher.steps.engine import mark, marker, pip
 
 MARKER = ".spark-tools.json"  # in the environment; written last
 
@@ -27,7 +26,8 @@ class Tools(Step):
         return marker(ctx, self.engine / MARKER) == self.inputs(ctx)
 
     def do(self, ctx: Context) -> None:
+        wanted = self.inputs(ctx)
+        ctx.node.remove(self.engine / MARKER)  # an install cut short must not look like the old one
         python = self.engine / "bin" / "python"
         pip(ctx, self.key, python, "the test tools", ["--no-deps", "-r", str(self.lock)])
-        wanted = {"fingerprint": self.inputs(ctx)}
-        ctx.node.write(self.engine / MARKER, json.dumps(wanted).encode())
+        mark(ctx, self.engine / MARKER, wanted)
