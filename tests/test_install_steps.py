@@ -25,6 +25,7 @@ from launcher.steps.base import Context
 from launcher.steps.checkpoint import Checkpoint, manifest_sizes
 from launcher.steps.engine import MARKER, TORCH, VLLM, Engine, Progress
 from launcher.steps.overlay import Overlay
+from launcher.steps.tools import Tools
 
 
 class Scripted(LocalNode):
@@ -159,6 +160,24 @@ def test_the_overlay_is_installed_again_when_it_moved_or_its_project_changed(
     moved = source.rename(tmp_path / "elsewhere")
     (moved / "pyproject.toml").write_text("[project]\n")
     assert not Overlay(engine=engine.folder, source=moved).done(ctx)
+
+
+def test_test_tools_cut_short_never_count_for_the_list_they_replaced(
+    ctx: Context, node: Scripted, engine: Engine, tmp_path: Path
+) -> None:
+    engine.do(ctx)
+    lock = tmp_path / "tools.lock"
+    lock.write_text("pytest==1\n")
+    tools = Tools(engine=engine.folder, lock=lock)
+    tools.do(ctx)
+    assert tools.done(ctx)
+    lock.write_text("pytest==2\n")
+    assert not tools.done(ctx)
+    node.answer = lambda argv: (1, "cut short")
+    with pytest.raises(LauncherError):
+        tools.do(ctx)
+    lock.write_text("pytest==1\n")
+    assert not tools.done(ctx)  # half of another list may be in there
 
 
 def test_a_checkpoint_counts_only_with_every_file_at_its_size(
