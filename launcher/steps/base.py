@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -37,7 +38,7 @@ class Context:
 
 
 @dataclass(frozen=True)
-class Step:
+class Step(ABC):
     """One piece of a boot. Subclasses are frozen too: what a step knows, it is made with.
 
     ``needs`` are keys of steps whose redoing makes this one stale. A step that never counts as done
@@ -48,19 +49,19 @@ class Step:
     title: str
     needs: tuple[str, ...] = ()
 
+    @abstractmethod
     def inputs(self, ctx: Context) -> str:
         """A fingerprint of everything that decides the step's result."""
-        raise NotImplementedError
 
+    @abstractmethod
     def done(self, ctx: Context) -> bool:
         """Whether the result is really there. Asked when the fingerprint is the recorded one."""
-        raise NotImplementedError
 
+    @abstractmethod
     def do(self, ctx: Context) -> None:
         """Bring the result about, from whatever an interrupted earlier run left."""
-        raise NotImplementedError
 
-    def undo(self, ctx: Context) -> None:
+    def undo(self, ctx: Context) -> None:  # noqa: B027 - most leave nothing to undo
         """Take the result away because something it rests on is about to change. Idempotent."""
 
 

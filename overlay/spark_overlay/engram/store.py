@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import threading
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import NamedTuple, Protocol
@@ -60,7 +61,7 @@ class RowStore(Protocol):
     def close(self) -> None: ...
 
 
-class _Store:
+class _Store(ABC):
     """Ids, ownership and counting; a subclass fetches distinct owned rows."""
 
     def __init__(
@@ -106,8 +107,9 @@ class _Store:
         """Give back what the store holds; a later lookup is an error."""
         self._closed = True
 
+    @abstractmethod
     def _fetch(self, rows: npt.NDArray[np.int64]) -> tuple[Bytes, Bytes]:
-        raise NotImplementedError
+        """The weight and scale bytes of distinct rows that this store owns, in their order."""
 
     def _count(self, **more: float) -> None:
         with self._lock:
