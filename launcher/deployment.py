@@ -154,6 +154,8 @@ def _common_env(settings: Settings, site: Site, place: Place) -> dict[str, str]:
         "DO_NOT_TRACK": "1",
         "VLLM_CACHE_ROOT": f"{site.cache_dir}/vllm",
         "TRITON_CACHE_DIR": f"{site.cache_dir}/triton",
+        # vLLM loads plugins that add routes only where they are named, and then only the named.
+        "VLLM_PLUGINS": "spark_overlay",
         # vLLM forks by default; a forked child inherits the plugin's threads and patches half-made.
         "VLLM_WORKER_MULTIPROC_METHOD": "spawn",
         "VLLM_EXECUTE_MODEL_TIMEOUT_SECONDS": str(

@@ -5,6 +5,7 @@ Where SPARK_TEST_DEMAND is set (CI), a skipped test fails the run: nothing passe
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import signal
 import sys
@@ -14,6 +15,13 @@ from pathlib import Path
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
 import pytest
+
+if importlib.util.find_spec("hypothesis"):  # the GPU host has none
+    import hypothesis
+
+    # What else the machine does is not what a test of values is about.
+    hypothesis.settings.register_profile("spark", deadline=None)
+    hypothesis.settings.load_profile("spark")
 
 # A shell without job control starts its background jobs with SIGINT ignored, and so would all that
 # the tests start and interrupt. A handler here is the default again after exec.

@@ -169,15 +169,22 @@ def test_graph_sizes_are_ours_unless_the_user_brings_some(tmp_path: Path) -> Non
     assert "--enforce-eager" in deployed(tmp_path, pair(), "ENFORCE_EAGER=1\n").ranks[0].argv
 
 
-def test_the_overlay_learns_where_each_ranks_tables_are(tmp_path: Path) -> None:
+def test_the_overlay_learns_where_each_ranks_tables_are_and_how_chats_are_sampled(
+    tmp_path: Path,
+) -> None:
     site = pair()
     site = replace(site, worker=replace(site.worker, engram_dir='/other "place"'))
-    head, worker = deployed(tmp_path, site, "ENGRAM_STORE=memory\n").ranks
+    head, worker = deployed(tmp_path, site, "ENGRAM_STORE=memory\nAPI_SAMPLING=request\n").ranks
     configs = [json.loads(option(rank.argv, "--additional-config")) for rank in (head, worker)]
+    told = {"engram_store": "memory", "api_sampling": "request"}
     assert configs == [
-        {"spark_overlay": {"engram_dir": "/engram-src", "engram_store": "memory"}},
-        {"spark_overlay": {"engram_dir": '/other "place"', "engram_store": "memory"}},
+        {"spark_overlay": {"engram_dir": "/engram-src", **told}},
+        {"spark_overlay": {"engram_dir": '/other "place"', **told}},
     ]
+
+
+def test_both_ranks_name_the_plugin_without_which_vllm_serves_its_own_api(tmp_path: Path) -> None:
+    assert {r.env["VLLM_PLUGINS"] for r in deployed(tmp_path, pair()).ranks} == {"spark_overlay"}
 
 
 # ---- environment

@@ -14,7 +14,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 from _tables import small_config, small_layout
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from spark_overlay.engram.layout import EngramError, EngramLayout, RankRange, column_primes
@@ -84,7 +84,6 @@ def test_a_rank_outside_the_group_and_a_layer_without_a_table_are_refused(real) 
         real.rank_range(2, 0, 2)
 
 
-@settings(deadline=None)
 @given(
     vocab=st.integers(0, 2000),
     layers=st.integers(1, 3),
@@ -161,7 +160,6 @@ def slow_hash(tokens, dead, position: int, layer: int) -> list[int]:
 TEXT = st.lists(st.tuples(st.integers(0, VOCAB - 1), st.booleans()), max_size=12)
 
 
-@settings(deadline=None)
 @given(TEXT)
 def test_hash_ids_equal_the_slow_way(text: list[tuple[int, bool]]) -> None:
     tokens, dead = [t for t, _ in text], [d for _, d in text]
@@ -172,7 +170,6 @@ def test_hash_ids_equal_the_slow_way(text: list[tuple[int, bool]]) -> None:
             assert ids[position, layer].tolist() == slow_hash(tokens, dead, position, layer)
 
 
-@settings(deadline=None)
 @given(text=TEXT, cut=st.integers(0, 12), unknown=st.sets(st.integers(0, 12)))
 def test_a_chunk_with_its_lookback_hashes_as_the_whole_text(text, cut, unknown) -> None:
     cut = min(cut, len(text))

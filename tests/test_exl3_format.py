@@ -98,7 +98,7 @@ def slow_tile(words: np.ndarray, k2: int, codebook: str) -> np.ndarray:
     return tile
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=15)
 @given(rate=st.sampled_from(RATES), seed=st.integers(0, 1 << 32))
 def test_every_bit_pattern_decodes_as_the_state_recurrence_says(rate, seed) -> None:
     codebook, k2 = rate
@@ -106,7 +106,7 @@ def test_every_bit_pattern_decodes_as_the_state_recurrence_says(rate, seed) -> N
     assert bits_equal(exl3.decode(trellis, codebook), slow_tile(trellis[0, 0], k2, codebook))
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(data=st.data(), rate=st.sampled_from(RATES), seed=st.integers(0, 1 << 32))
 def test_decode_of_a_slice_is_the_slice_of_the_decode(data, rate, seed) -> None:
     codebook, k2 = rate
@@ -126,7 +126,7 @@ def test_decode_in_chunks_equals_decode_at_once(monkeypatch: pytest.MonkeyPatch)
     assert bits_equal(exl3.decode(trellis, "mul1"), whole)
 
 
-@settings(max_examples=8, deadline=None)
+@settings(max_examples=8)
 @given(
     rate=st.sampled_from(RATES),
     blocks=st.sampled_from([(1, 1), (1, 2), (2, 1)]),
@@ -165,7 +165,6 @@ def test_only_the_first_rank_of_a_row_split_adds_the_bias() -> None:
     assert exl3.column_slice(128, 256, 256).bias == slice(128, 256)
 
 
-@settings(deadline=None)
 @given(lo=st.integers(-300, 700), hi=st.integers(-300, 700), blocks=st.integers(1, 4))
 def test_a_cut_is_legal_only_between_hadamard_blocks(lo: int, hi: int, blocks: int) -> None:
     size = 128 * blocks

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 from _packs import write_index, write_safetensors
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from spark_overlay.headers import (
@@ -126,7 +126,6 @@ def test_missing_and_unreadable_files_are_header_errors(tmp_path: Path) -> None:
         read_header(tmp_path)
 
 
-@settings(deadline=None)
 @given(cut=st.integers(0, 400))
 def test_every_truncation_is_noticed(scratch: Path, cut: int) -> None:
     path = scratch / "cut.safetensors"
@@ -138,7 +137,6 @@ def test_every_truncation_is_noticed(scratch: Path, cut: int) -> None:
         read_header(path)
 
 
-@settings(deadline=None)
 @given(at=st.integers(0, 400), byte=st.integers(0, 255))
 def test_a_flipped_byte_is_an_error_or_another_valid_header(scratch: Path, at, byte) -> None:
     path = scratch / "flip.safetensors"
@@ -168,7 +166,6 @@ ENTRY = st.fixed_dictionaries(
 )
 
 
-@settings(deadline=None)
 @given(
     header=st.dictionaries(st.text(max_size=6), JSON | ENTRY, max_size=3) | JSON,
     data=st.binary(max_size=8),
@@ -181,7 +178,6 @@ def test_garbage_raises_nothing_but_a_header_error(scratch: Path, header, data) 
         assert "garbage.safetensors" in str(error)
 
 
-@settings(deadline=None)
 @given(content=st.binary(max_size=64), length=st.integers(0, 64) | st.none())
 def test_random_bytes_raise_nothing_but_a_header_error(scratch: Path, content, length) -> None:
     path = scratch / "random.safetensors"
@@ -193,7 +189,6 @@ def test_random_bytes_raise_nothing_but_a_header_error(scratch: Path, content, l
         assert "random.safetensors" in str(error)
 
 
-@settings(deadline=None)
 @given(JSON | st.fixed_dictionaries({"weight_map": JSON}))
 def test_a_garbage_index_raises_nothing_but_a_header_error(scratch: Path, index) -> None:
     (scratch / INDEX_NAME).write_text(json.dumps(index))

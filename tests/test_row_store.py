@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from _tables import small_config, small_layout, table, write_tables
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from spark_overlay.engram.layout import EngramError
@@ -45,7 +45,6 @@ def ids_of(*ids: int) -> np.ndarray:
     return np.array(ids, np.int64)
 
 
-@settings(deadline=None)
 @given(data=st.data())
 def test_owned_rows_are_exact_and_all_others_zero(store, source, data) -> None:
     ids = data.draw(st.lists(st.integers(-3, source.rows - 1), max_size=40))

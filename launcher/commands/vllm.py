@@ -62,7 +62,11 @@ def serve_arguments(settings: Settings, place: RankPlace) -> tuple[str, ...]:
         draft = {"method": "dspark", "num_speculative_tokens": s.int("DSPARK_TOKENS")}
         arguments += ["--speculative-config", _json(draft)]
     arguments += _modalities(s)
-    overlay = {"engram_dir": place.engram_dir, "engram_store": s.text("ENGRAM_STORE")}
+    overlay = {
+        "engram_dir": place.engram_dir,
+        "engram_store": s.text("ENGRAM_STORE"),
+        "api_sampling": s.text("API_SAMPLING"),
+    }
     arguments += ["--additional-config", _json({"spark_overlay": overlay})]
     return (*arguments, *_extra(s))
 

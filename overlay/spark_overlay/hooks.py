@@ -179,6 +179,13 @@ HOOKS: tuple[Hook, ...] = (
         "the question raises on a torch built without CUDA; nothing captures on a CPU",
         "cpu",
     ),
+    Hook(
+        "vllm.v1.sample.ops.topk_topp_sampler:apply_top_k_top_p_triton",
+        ("logits", "k", "p", "mask_value"),
+        "spark_overlay.cpu.glue:top_k_top_p",
+        "the interpreter cannot run its loop over rows, and the engine died of a chat's top_p",
+        "cpu",
+    ),
     _slow(
         f"{_ATTENTION}:fused_q_kv_rmsnorm",
         "qr kv q_weight kv_weight eps",

@@ -9,15 +9,19 @@ from dataclasses import dataclass, fields
 from typing import Any, Literal, get_args
 
 EngramStore = Literal["file", "memory"]
+Sampling = Literal["official", "request"]
 
 
 @dataclass(frozen=True, slots=True)
 class OverlaySettings:
     """``engram_dir``: directory of the native shards with the Engram tables, their index and
-    config.json. ``engram_store``: read rows from the files, or hold this rank's rows in memory."""
+    config.json. ``engram_store``: read rows from the files, or hold this rank's rows in memory.
+    ``api_sampling``: temperature and top_p of a chat as the official API has them, or as the
+    request names them."""
 
     engram_dir: str | None = None
     engram_store: EngramStore = "file"
+    api_sampling: Sampling = "official"
 
     @classmethod
     def parse(cls, raw: dict[str, Any]) -> OverlaySettings:
@@ -30,11 +34,12 @@ class OverlaySettings:
                 f"known are {', '.join(sorted(known))}"
             )
         settings = cls(**raw)
-        if settings.engram_store not in get_args(EngramStore):
-            raise ValueError(
-                f"additional_config.spark_overlay.engram_store: found {settings.engram_store!r}; "
-                f"needed one of {', '.join(get_args(EngramStore))}"
-            )
+        for name, kind in (("engram_store", EngramStore), ("api_sampling", Sampling)):
+            if (found := getattr(settings, name)) not in get_args(kind):
+                raise ValueError(
+                    f"additional_config.spark_overlay.{name}: found {found!r}; "
+                    f"needed one of {', '.join(get_args(kind))}"
+                )
         return settings
 
 

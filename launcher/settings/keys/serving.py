@@ -112,6 +112,15 @@ KEYS = (
     ),
     Setting("LIMIT_MM", "serving", "text", '{"image":100}', "with images: JSON limits of a prompt"),
     Setting(
+        "API_SAMPLING",
+        "serving",
+        "choice",
+        "official",
+        "temperature and top_p of chats: as DeepSeek's API has them (while thinking 1.0 and at "
+        "least 0.95), or as each request names them",
+        choices=("official", "request"),
+    ),
+    Setting(
         "EXTRA_ARGS",
         "serving",
         "text",

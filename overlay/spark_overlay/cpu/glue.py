@@ -20,6 +20,21 @@ def not_capturing() -> bool:
     return False
 
 
+def top_k_top_p(
+    logits: Tensor,
+    k: Tensor | None,
+    p: Tensor | None,
+    mask_value: float = float("-inf"),
+    has_topp_only_rows: bool = True,  # from 0.33 on
+) -> Tensor:
+    """vLLM's own torch form. ``logits`` [rows, vocabulary], ``k`` and ``p`` [rows]."""
+    from vllm.v1.sample.ops.topk_topp_sampler import apply_top_k_top_p_pytorch
+
+    if mask_value != float("-inf"):
+        raise NotImplementedError(f"logits are masked with -inf on a CPU, not {mask_value}")
+    return apply_top_k_top_p_pytorch(logits, k, p, allow_cpu_sync=True)
+
+
 def fused_q_kv_rmsnorm(
     qr: Tensor, kv: Tensor, q_weight: Tensor, kv_weight: Tensor, eps: float
 ) -> tuple[Tensor, Tensor]:

@@ -11,6 +11,7 @@ from collections import Counter
 from itertools import pairwise
 from typing import Any
 
+from spark_overlay.bytelevel import byte_alphabet
 from spark_overlay.engram.tokens import token_map
 
 from .corpus import TEXT as CORPUS
@@ -46,13 +47,6 @@ LAST = (
 #: it, or of white space that leaves the last space to the next word. For ASCII this is the regex
 #: of the ByteLevel pre-tokenizer.
 _WORD = re.compile(r"'s|'t|'re|'ve|'m|'ll|'d| ?[A-Za-z]+| ?[0-9]+| ?[^\sA-Za-z0-9]+|\s+(?!\S)|\s+")
-
-
-def byte_alphabet() -> list[str]:
-    """The character that stands for each byte 0..255 in a byte-level vocabulary (GPT-2's)."""
-    plain = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
-    others = iter(range(0x100, 0x200))
-    return [chr(b) if b in plain else chr(next(others)) for b in range(256)]
 
 
 def learn_merges(text: str, count: int) -> list[tuple[str, str]]:

@@ -7,9 +7,12 @@ one step later and takes the same arguments.
 
 from __future__ import annotations
 
+import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
+
+from spark_overlay.serving.plugin import NAME
 
 
 def parser() -> tuple[Any, Any]:
@@ -23,7 +26,18 @@ def parser() -> tuple[Any, Any]:
     return root, command
 
 
+def require_plugins(environ: Mapping[str, str]) -> None:
+    """Raises SystemExit where vLLM would leave our endpoints out and serve its own instead."""
+    named = environ.get("VLLM_PLUGINS", "")
+    if NAME not in named.split(","):
+        raise SystemExit(
+            f"VLLM_PLUGINS is {named!r}; needed is {NAME} in it: without it vLLM loads none of the "
+            f"overlay's endpoints. Set VLLM_PLUGINS={NAME}"
+        )
+
+
 def main(argv: Sequence[str]) -> None:
+    require_plugins(os.environ)
     root, command = parser()
     arguments = root.parse_args(list(argv))
     command.validate(arguments)

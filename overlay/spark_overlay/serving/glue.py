@@ -1,0 +1,119 @@
+"""vLLM behind the API, through its public ``EngineClient`` and ``SamplingParams`` only."""
+
+from __future__ import annotations
+
+import contextlib
+import uuid
+from argparse import Namespace
+from collections.abc import AsyncGenerator, Sequence
+from pathlib import Path
+from typing import Any, cast
+
+from transformers.utils import cached_file
+from vllm.exceptions import GracefulHTTPError, VLLMClientError
+from vllm.inputs import TokensPrompt
+from vllm.sampling_params import RequestOutputKind, SamplingParams, StructuredOutputsParams
+from vllm.v1.engine.exceptions import EngineDeadError
+
+from spark_overlay.serving.answer import Reason
+from spark_overlay.serving.api import Api
+from spark_overlay.serving.errors import ApiError
+from spark_overlay.serving.prompt import Prompts
+from spark_overlay.serving.sampling import Sampling
+from spark_overlay.serving.step import Step
+from spark_overlay.settings import overlay_settings
+
+
+def make_api(client: Any, args: Namespace) -> Api:
+    """The API of a server. Raises for a tokenizer that V4.1's encoding does not fit."""
+    config = client.model_config
+    found = cached_file(config.tokenizer, "tokenizer.json", revision=config.tokenizer_revision)
+    names = args.served_model_name or [args.model]
+    prompts = Prompts(Path(found).read_text(), names)
+    return Api(
+        prompts, VllmEngine(client, prompts.eos), overlay_settings(client.vllm_config).api_sampling
+    )
+
+
+class VllmEngine:
+    """step.Engine. ``client``: vLLM's EngineClient; ``eos``: the id that ends an answer."""
+
+    def __init__(self, client: Any, eos: int) -> None:
+        self._client, self._eos = client, eos
+
+    @property
+    def context(self) -> int:
+        return int(self._client.model_config.max_model_len)
+
+    @property
+    def sees_images(self) -> bool:
+        config = self._client.model_config.multimodal_config
+        return config is not None and config.get_limit_per_prompt("image") > 0
+
+    async def generate(
+        self,
+        ids: Sequence[int],
+        sampling: Sampling,
+        *,
+        reasons_first: bool,
+        salt: str | None = None,
+        images: Sequence[Any] = (),
+    ) -> AsyncGenerator[Step, None]:
+        prompt = TokensPrompt(prompt_token_ids=list(ids))
+        if salt is not None:
+            prompt["cache_salt"] = salt
+        if images:
+            prompt["multi_modal_data"] = {"image": list(images)}
+        stream = self._client.generate(
+            prompt, parameters(sampling), uuid.uuid4().hex, reasoning_ended=not reasons_first
+        )
+        async with contextlib.aclosing(stream):
+            async for output in stream:
+                yield self._step(output)
+
+    def refusal(self, error: Exception) -> ApiError | None:
+        if isinstance(error, ApiError):
+            return error
+        if isinstance(error, GracefulHTTPError):
+            return ApiError(int(error.http_status), str(error))
+        if isinstance(error, VLLMClientError | ValueError):
+            return ApiError(400, str(error))
+        if isinstance(error, EngineDeadError):
+            return ApiError(503, "the engine has died; the server's log says why")
+        return None
+
+    def _step(self, output: Any) -> Step:
+        one = output.outputs[0]
+        ids, logprobs = list(one.token_ids), None
+        if one.logprobs is not None:
+            logprobs = [_beside(*pair) for pair in zip(ids, one.logprobs, strict=True)]
+        reason = one.finish_reason
+        if reason not in (None, "stop", "length"):
+            raise ApiError(500, f"the engine ended the request: {reason}")
+        if reason == "stop" and ids and ids[-1] in (self._eos, one.stop_reason):
+            ids.pop()
+        cached = int(output.num_cached_tokens or 0)
+        return Step(ids, logprobs and logprobs[: len(ids)], cached, cast("Reason | None", reason))
+
+
+def parameters(sampling: Sampling) -> SamplingParams:
+    """Raises ValueError for what vLLM refuses."""
+    structured = sampling.structured
+    return SamplingParams(
+        temperature=sampling.temperature,
+        top_p=sampling.top_p,
+        max_tokens=sampling.max_tokens,
+        seed=sampling.seed,
+        logprobs=sampling.logprobs,
+        structured_outputs=None if structured is None else StructuredOutputsParams(**structured),
+        detokenize=False,  # the recipe decodes
+        output_kind=RequestOutputKind.DELTA,
+        **sampling.more,
+    )
+
+
+def _beside(token: int, found: Any) -> tuple[float, list[tuple[int, float]]]:
+    """(the token's log-probability, the most likely ones) from vLLM's map id -> Logprob, which
+    holds the sampled token beside the most likely."""
+    ranked = sorted(found.items(), key=lambda item: item[1].rank)
+    return float(found[token].logprob), [(int(i), float(one.logprob)) for i, one in ranked]
