@@ -119,6 +119,9 @@ def _invoke(function: Mapping[str, Any], loose: bool) -> dict[str, Any]:
             "json_schema": schema,
             "style": "deepseek_v4_1_xml",
             "excludes": [VALUE_END],
+            # As V4.1's prompt shows it: a line for each tag, JSON with single spaces. Unbounded,
+            # white space is what a model that is lost falls into.
+            "max_whitespace_cnt": 1,
         },
         "end": INVOKE_END,
     }
