@@ -19,14 +19,17 @@ from launcher.console import Console
 from launcher.errors import LauncherError
 from launcher.record import Secrets
 from launcher.settings import cli_config
+from launcher.smoke.server import TIMEOUT
 
 ROOT = Path(__file__).resolve().parents[1]
+DAY = 86400.0  # seconds
 
 VERBS: Mapping[str, tuple[str, Callable[[App, argparse.Namespace], int] | None]] = {
     "rehearse": ("serve a tiny V4.1 from two ranks on this machine, no GPU", verbs.rehearse),
     "start": ("serve from two Sparks (not built yet); the verb when none is given", verbs.start),
     "download": ("fetch the weights (not built yet)", verbs.download),
     "status": ("how the deployment stands: 0 serving, 4 starting, 3 half up, 1 down", verbs.status),
+    "smoke": ("try a running server: chat, tools, Responses, Messages, many at once", verbs.smoke),
     "logs": ("follow the log of a rank; Ctrl-C only detaches", verbs.logs),
     "restart": ("check the settings, then stop and start the deployment", verbs.restart),
     "stop": ("end both ranks", verbs.stop),
@@ -63,9 +66,8 @@ def main(
         build,
     )
     verb, rest = (argv[0], list(argv[1:])) if argv else ("start", [])
-    if verb in ("help", "-h", "--help"):
-        console.plain(usage())
-        return 0
+    if verb in ("-h", "--help"):
+        verb = "help"
     if verb not in VERBS:
         close = difflib.get_close_matches(verb, VERBS, n=1)
         hint = f"; did you mean {close[0]}?" if close else ""
@@ -108,6 +110,9 @@ def usage() -> str:
 
 
 def _run(app: App, verb: str, rest: list[str]) -> int:
+    if verb == "help":
+        app.console.plain(usage())
+        return 0
     if verb == "test":
         from launcher import testing
 
@@ -133,6 +138,19 @@ def parser(verb: str) -> argparse.ArgumentParser:
     if verb == "status":
         made.add_argument("--json", action="store_true", help="all that is known, as JSON")
         made.add_argument("--probe", action="store_true", help="also generate one token")
+    if verb == "smoke":
+        made.add_argument(
+            "--url", metavar="http://HOST:PORT",
+            help="any server, its key in the environment as VLLM_API_KEY; otherwise what"
+            " ./start.sh status shows",
+        )  # fmt: skip
+        made.add_argument("--model", metavar="NAME", help="otherwise the server's own (its first)")
+        made.add_argument("--short", action="store_true", help="models, chat and stream only")
+        made.add_argument("--answer", action="store_true", help="also demand 17*19=323, twice")
+        made.add_argument(
+            "--timeout", type=_seconds, default=TIMEOUT, metavar="SECONDS",
+            help="for each request (%(default)g)",
+        )  # fmt: skip
     if verb == "logs":
         made.add_argument("role", nargs="?", choices=("head", "worker"), default="head")
         made.add_argument("-n", dest="lines", type=_count, default=100, help="lines to begin with")
@@ -146,6 +164,13 @@ def _count(text: str) -> int:
     return int(text)
 
 
+def _seconds(text: str) -> float:
+    with contextlib.suppress(ValueError):
+        if 0 < float(text) <= DAY:
+            return float(text)
+    raise argparse.ArgumentTypeError(f"{text!r} is not a number of seconds from above 0 to a day")
+
+
 def _interrupt(number: int, frame: FrameType | None) -> None:
     raise Interrupted(number)
 
@@ -153,6 +178,9 @@ def _interrupt(number: int, frame: FrameType | None) -> None:
 def _say_interrupted(app: App, verb: str) -> None:
     """What runs on, and the next command."""
     if verb == "logs":
+        return
+    if verb == "smoke":
+        app.console.warn("broken off; it only asked, so nothing of the server has changed")
         return
     with contextlib.suppress(LauncherError, OSError):
         left = verbs.running_on(app)

@@ -1,10 +1,12 @@
-"""Small HTTP requests to the API of a rank, straight to its address: no proxy is ever asked."""
+"""Small HTTP requests to an API, straight to its address: no proxy is ever asked."""
 
 from __future__ import annotations
 
 import http.client
 import json
-from collections.abc import Iterator
+import socket
+import time
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -26,7 +28,17 @@ class Answer:
             return None
 
     def excerpt(self) -> str:
-        return self.body[:300].decode("utf-8", "replace")
+        """Its beginning, on one line and without control characters."""
+        text = self.body[:300].decode("utf-8", "replace")
+        return "".join(char if char.isprintable() else " " for char in text)
+
+
+@dataclass(frozen=True)
+class Event:
+    """One server-sent event; without an ``event:`` line its name is empty."""
+
+    name: str
+    data: str
 
 
 @dataclass(frozen=True)
@@ -53,50 +65,95 @@ class Api:
     def post(self, path: str, body: dict[str, Any], timeout: float) -> Answer:
         return self._ask("POST", path, body, timeout)
 
-    def stream(self, path: str, body: dict[str, Any], timeout: float) -> Iterator[str]:
-        """The payloads of a server-sent stream, ``[DONE]`` included.
+    def events(self, path: str, body: dict[str, Any], timeout: float) -> Iterator[Event]:
+        """The events of a server-sent stream; ``body`` is to ask for one.
 
-        Raises NoAnswer, also for a status other than 200.
+        Raises NoAnswer, also for a status other than 200 and when the stream breaks off.
         """
-        connection, answer = self._open("POST", path, {**body, "stream": True}, timeout)
-        try:
-            if answer.status != 200:
-                raise NoAnswer(f"HTTP {answer.status} on {path}: {answer.read(300)!r}")
-            for raw in answer:
-                line = raw.decode("utf-8", "replace").strip()
-                if line.startswith("data:"):
-                    yield line[5:].strip()
-        except (OSError, http.client.HTTPException) as error:
-            raise NoAnswer(f"{path}: the stream broke off: {_why(error)}") from error
-        finally:
-            connection.close()
+        with _Exchange(self, "POST", path, body, timeout) as exchange:
+            if exchange.status != 200:
+                told = Answer(exchange.status, b"".join(exchange.pieces())).excerpt()
+                raise NoAnswer(f"HTTP {exchange.status} on {path}: {told}")
+            yield from _events(exchange.pieces())
 
     def _ask(self, method: str, path: str, body: dict[str, Any] | None, timeout: float) -> Answer:
-        connection, answer = self._open(method, path, body, timeout)
-        try:
-            return Answer(answer.status, answer.read())
-        except (OSError, http.client.HTTPException) as error:
-            raise NoAnswer(f"{path}: {_why(error)}") from error
-        finally:
-            connection.close()
+        with _Exchange(self, method, path, body, timeout) as exchange:
+            return Answer(exchange.status, b"".join(exchange.pieces()))
 
-    def _open(
-        self, method: str, path: str, body: dict[str, Any] | None, timeout: float
-    ) -> tuple[http.client.HTTPConnection, http.client.HTTPResponse]:
-        connection = http.client.HTTPConnection(self.address, self.port, timeout=timeout)
+
+class _Exchange:
+    """One request and its answer. ``timeout`` is for all of it: a server that sends a little now
+    and then is not waited for without end."""
+
+    def __init__(
+        self, api: Api, method: str, path: str, body: dict[str, Any] | None, timeout: float
+    ) -> None:
+        self._path = path
+        self._deadline = time.monotonic() + timeout
+        self._connection = http.client.HTTPConnection(api.address, api.port, timeout=timeout)
         headers = {"Accept": "application/json"}
         data = None
         if body is not None:
             data = json.dumps(body).encode()
             headers["Content-Type"] = "application/json"
-        if self.key and path.startswith("/v1"):
-            headers["Authorization"] = f"Bearer {self.key}"
+        if api.key and path.startswith("/v1"):
+            headers["Authorization"] = f"Bearer {api.key}"
         try:
-            connection.request(method, path, data, headers)
-            return connection, connection.getresponse()
+            self._connection.request(method, path, data, headers)
+            self._socket: socket.socket = self._connection.sock  # the connection may let go of it
+            self._answer = self._connection.getresponse()
         except (OSError, http.client.HTTPException) as error:
-            connection.close()
+            self._connection.close()
             raise NoAnswer(f"{path}: {_why(error)}") from error
+        self.status = self._answer.status
+
+    def __enter__(self) -> _Exchange:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._answer.close()
+        self._connection.close()
+
+    def pieces(self) -> Iterator[bytes]:
+        """The body as it comes in. Raises NoAnswer when it breaks off or the time is over."""
+        try:
+            while not self._answer.isclosed():
+                left = self._deadline - time.monotonic()
+                if left <= 0:
+                    raise TimeoutError
+                self._socket.settimeout(left)
+                piece = self._answer.read1()
+                if not piece:
+                    if self._answer.length:  # read1 itself is silent about it
+                        raise http.client.IncompleteRead(b"", self._answer.length)
+                    return
+                yield piece
+        except (OSError, http.client.HTTPException) as error:
+            raise NoAnswer(f"{self._path}: the answer broke off: {_why(error)}") from error
+
+
+def _events(pieces: Iterable[bytes]) -> Iterator[Event]:
+    """An event is its lines up to an empty one; without that it was not sent to its end."""
+    name, data = "", list[str]()
+    for line in _lines(pieces):
+        field, _, value = line.partition(":")
+        value = value.removeprefix(" ")
+        if field == "event":
+            name = value
+        elif field == "data":
+            data.append(value)
+        elif not line:
+            if data:
+                yield Event(name, "\n".join(data))
+            name, data = "", []
+
+
+def _lines(pieces: Iterable[bytes]) -> Iterator[str]:
+    held = b""
+    for piece in pieces:
+        *lines, held = (held + piece).split(b"\n")
+        for line in lines:
+            yield line.removesuffix(b"\r").decode("utf-8", "replace")
 
 
 def _why(error: Exception) -> str:

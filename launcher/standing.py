@@ -57,7 +57,7 @@ def standing(app: App, probe: float | None = None) -> Report:
         verdict = health.judge(
             deployment,
             ranks,
-            Api(deployment.api_host, deployment.api_port, _key(app)),
+            api(app, deployment),
             boot_id=processes.boot_id(),
             within=WITHIN,
             probe=probe,
@@ -68,6 +68,11 @@ def standing(app: App, probe: float | None = None) -> Report:
     return Report(
         _headline(deployment, verdict), verdict, deployment, launcher, _hints(verdict, launcher)
     )
+
+
+def api(app: App, deployment: DeploymentRecord) -> Api:
+    """The deployment's API, with the key that the settings have for it."""
+    return Api(deployment.api_host, deployment.api_port, _key(app))
 
 
 def _unrecorded(ranks: tuple[RankStatus, ...]) -> Verdict:
@@ -81,8 +86,8 @@ def _unrecorded(ranks: tuple[RankStatus, ...]) -> Verdict:
 def _headline(deployment: DeploymentRecord | None, verdict: Verdict) -> str:
     if deployment is None:
         return f"the deployment {_WORDS[verdict.standing]}: {verdict.reason}"
-    api = Api(deployment.api_host, deployment.api_port)
-    at = f"{api.url} as {deployment.served_model_name}, launch {deployment.launch_id}"
+    url = Api(deployment.api_host, deployment.api_port).url
+    at = f"{url} as {deployment.served_model_name}, launch {deployment.launch_id}"
     return f"the {deployment.name} {_WORDS[verdict.standing]}: {verdict.reason} ({at})"
 
 

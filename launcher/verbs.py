@@ -13,8 +13,11 @@ from launcher.app import App
 from launcher.clock import span
 from launcher.errors import LauncherError, UsageError
 from launcher.record import Record
+from launcher.smoke import run as smoking
+from launcher.smoke.chat import QUESTION, TOKENS, user
+from launcher.smoke.target import target
 from launcher.standing import Report, standing
-from launcher.steps import check, runner
+from launcher.steps import runner
 from launcher.steps.base import ROLES, Context, Step
 from launcher.steps.launch import stop_all
 from launcher.steps.preflight import Preflight
@@ -77,6 +80,20 @@ def status(app: App, args: argparse.Namespace) -> int:
     else:
         _tell(app, report)
     return report.code
+
+
+def smoke(app: App, args: argparse.Namespace) -> int:
+    found = target(app, args.url, args.model, args.timeout)
+    wanted = smoking.SHORT if args.short else smoking.ALL
+    if args.answer:
+        wanted = (smoking.ANSWER, *wanted)
+    if not smoking.run(wanted, found.server, app.console):
+        return 0
+    if found.log is None:
+        app.console.say("next: the log of that server")
+    else:
+        app.console.say(f"next: ./start.sh status, then ./start.sh logs ({found.log})")
+    return 1
 
 
 def logs(app: App, args: argparse.Namespace) -> int:
@@ -148,8 +165,8 @@ def curl(url: str, model: str, with_key: bool) -> str:
     """A request to copy. The key is named as a variable, never shown."""
     body = {
         "model": model,
-        "messages": [{"role": "user", "content": check.QUESTION}],
-        "max_tokens": check.TOKENS,
+        "messages": [user(QUESTION)],
+        "max_tokens": TOKENS,
         "temperature": 0,
         "chat_template_kwargs": {"enable_thinking": False},
     }

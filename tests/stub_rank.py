@@ -26,6 +26,8 @@ import time
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
+import official
+
 
 class Api(BaseHTTPRequestHandler):
     model = ""
@@ -37,7 +39,7 @@ class Api(BaseHTTPRequestHandler):
         if self.path == "/health":
             self.answer(200, b"")
         elif self.path == "/v1/models" and self.allowed():
-            self.send({"object": "list", "data": [{"id": self.model, "object": "model"}]})
+            self.send(official.models(self.model))
 
     def do_POST(self) -> None:
         body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
@@ -49,20 +51,14 @@ class Api(BaseHTTPRequestHandler):
         Api.count += 1
         text = f"323 {Api.count}" if self.mode == "drift" else "323"
         tokens = int(body["max_tokens"])
-        usage = {"completion_tokens": tokens, "prompt_tokens": 3}
+        usage = official.usage(3, tokens)
         if self.path == "/v1/completions":
             self.send({"choices": [{"text": "x", "index": 0}], "usage": usage})
         elif body.get("stream"):
-            self.stream(text, usage)
+            pieces = official.chat_stream({"content": text}, usage)
+            self.answer(200, official.sent(pieces), "text/event-stream")
         else:
-            message = {"role": "assistant", "content": text}
-            self.send({"choices": [{"message": message, "index": 0}], "usage": usage})
-
-    def stream(self, text: str, usage: dict[str, int]) -> None:
-        pieces: list[dict[str, Any]] = [{"choices": [{"delta": {"content": c}}]} for c in text]
-        pieces.append({"choices": [], "usage": usage})
-        lines = [f"data: {json.dumps(piece)}\n\n" for piece in pieces] + ["data: [DONE]\n\n"]
-        self.answer(200, "".join(lines).encode(), "text/event-stream")
+            self.send(official.chat({"content": text}, usage))
 
     def allowed(self) -> bool:
         if self.key and self.headers.get("Authorization") != f"Bearer {self.key}":

@@ -130,6 +130,15 @@ def test_from_down_through_starting_to_serving_and_back(checkout: Checkout) -> N
         "worker": "running",
     }
 
+    # The recorded deployment, with its key from .env.
+    smoke = checkout.run("smoke", "--short")
+    assert smoke.code == 0, smoke.said
+    assert "all passed in" in smoke.said and f"http://127.0.0.1:{checkout.port}" in smoke.said
+    unknown = checkout.run("smoke", "--short", "--model", "another")
+    assert unknown.code == 1
+    assert "next: ./start.sh status, then ./start.sh logs" in unknown.said
+    assert str(checkout.logs / "head.log") in unknown.said
+
     again = checkout.run("rehearse", stub=slow)
     assert again.code == 0
     assert "served already and nothing has changed" in again.said
@@ -237,6 +246,10 @@ def test_a_recorded_pair_is_not_touched(checkout: Checkout) -> None:
         (["download"], "./start.sh rehearse"),
         (["rehearse", "--set", "PORTT=1"], "did you mean PORT?"),
         (["logs", "third"], "invalid choice"),
+        (["smoke", "--url", "https://127.0.0.1:8888"], "http://HOST:PORT"),
+        (["smoke", "--timeout", "0"], "'0' is not a number of seconds"),
+        (["smoke", "--timeout", "nan"], "'nan' is not a number of seconds"),
+        (["smoke", "--key", "k"], "unrecognized arguments"),
     ],
 )
 def test_what_cannot_be_done_is_exit_2_with_a_way_on(

@@ -23,9 +23,11 @@ from test_state import DEPLOYMENT
 from launcher import health, ports
 from launcher.errors import LauncherError
 from launcher.health import Standing
-from launcher.http import Api, NoAnswer
+from launcher.http import Api
 from launcher.runtimes.base import RankStatus
-from launcher.steps import check, ready
+from launcher.smoke import chat
+from launcher.smoke.server import Fault, Server
+from launcher.steps import ready
 from launcher.steps.ready import Stages
 from launcher.watch import pair
 
@@ -120,15 +122,17 @@ def test_no_proxy_is_asked(stub: type[StubApi], monkeypatch: pytest.MonkeyPatch)
 
 
 def test_the_check_counts_tokens_and_refuses_nonsense(stub: type[StubApi]) -> None:
-    assert check.chat(api(stub), "m") == ("323", check.TOKENS)
-    assert check.stream(api(stub), "m") == check.TOKENS
-    with pytest.raises(NoAnswer, match="HTTP 404"):
-        check.chat(api(stub), "not served")
+    server = Server(api(stub), "m", 1.0)
+    for asked in (chat.ask, chat.stream):
+        reply = asked(server, chat.question())
+        assert (reply.text, reply.tokens) == ("323", chat.TOKENS)
+    with pytest.raises(Fault, match="HTTP 404"):
+        chat.ask(replace(server, model="not served"), chat.question())
     stub.mode = "garbage"
-    with pytest.raises(NoAnswer, match="no chat completion"):
-        check.chat(api(stub), "m")
-    with pytest.raises(NoAnswer, match=r"without \[DONE\]"):
-        check.stream(api(stub), "m")
+    with pytest.raises(Fault, match="something else: <html>"):
+        chat.ask(server, chat.question())
+    with pytest.raises(Fault, match=r"without \[DONE\]"):
+        chat.stream(server, chat.question())
 
 
 def test_the_address_to_connect_to_is_never_a_wildcard() -> None:
