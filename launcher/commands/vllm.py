@@ -52,6 +52,8 @@ def serve_arguments(settings: Settings, place: RankPlace) -> tuple[str, ...]:
         "--tokenizer-mode", _PARSER,
         "--tool-call-parser", _PARSER,
         "--reasoning-parser", _PARSER,
+        # By default the first request's schema would choose one for all that follow.
+        "--structured-outputs-config.backend", "xgrammar",
         "--enable-auto-tool-choice",
         "--enable-prefix-caching",
     ]  # fmt: skip

@@ -136,6 +136,8 @@ class _Characters:
             return [*self.rest(), recipe.InferenceChunk.tokens([token])]
         piece = self._pieces[token] if token < len(self._pieces) else b""
         if not self._tokens and piece.isascii():  # the common case
+            if not piece:  # an id of no token: at the end the recipe would not count it
+                return [recipe.InferenceChunk.text("", 1)]
             return [recipe.InferenceChunk.tokens([token])]
         self._tokens.append(token)
         self._text += self._decoder.decode(piece)

@@ -70,6 +70,9 @@ class Api:
                 400,
                 f"{asked.images[0].path}: this deployment serves text only; it takes no images",
             )
+        if asked.ids.count(self._prompts.image) != len(asked.images):
+            # vLLM would decode the prompt to find their places, and encode it anew.
+            raise ApiError(500, f"{len(asked.images)} images have no places in the prompt")
         return asked
 
     async def _whole(self, asked: Asked) -> AsyncGenerator[bytes, None]:
@@ -98,7 +101,7 @@ class Api:
         prompt = len(asked.ids) + (images.more_tokens if images else 0)
         steps = self._engine.generate(
             asked.ids,
-            sampling(asked, self._room(asked, prompt), self._rule),
+            sampling(asked, self._room(asked, prompt), self._rule, self._prompts.dsml),
             reasons_first=asked.reasons_first,
             salt=asked.extras.cache_salt,
             images=images.images if images else (),

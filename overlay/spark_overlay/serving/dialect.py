@@ -24,7 +24,6 @@ alone says 1.0).
 from __future__ import annotations
 
 import copy
-import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -235,7 +234,7 @@ def _number(holder: dict[str, Any], key: str, told: str) -> int | None:
 def _decimal(low: float, high: float) -> Callable[[Any, str], float]:
     def read(value: Any, name: str) -> float:
         fits = isinstance(value, int | float) and not isinstance(value, bool)
-        if not fits or not math.isfinite(value) or not low <= value <= high:
+        if not fits or not low <= value <= high:
             raise ApiError(400, f"{name} must be a number from {low} to {high}", name)
         return float(value)
 

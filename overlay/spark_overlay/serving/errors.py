@@ -25,7 +25,7 @@ class ApiError(Exception):
     def __init__(self, status: int, message: str, param: str | None = None) -> None:
         super().__init__(message)
         self.status = status
-        self.message = message
+        self.message = message.encode(errors="replace").decode()  # half a surrogate pair, say
         self.param = param
 
     @classmethod

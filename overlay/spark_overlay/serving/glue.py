@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import uuid
 from argparse import Namespace
 from collections.abc import AsyncGenerator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
 
 from transformers.utils import cached_file
-from vllm.exceptions import GracefulHTTPError, VLLMClientError
+from vllm.exceptions import GracefulHTTPError, VLLMClientError, VLLMError, VLLMValidationError
 from vllm.inputs import TokensPrompt
 from vllm.sampling_params import RequestOutputKind, SamplingParams, StructuredOutputsParams
 from vllm.v1.engine.exceptions import EngineDeadError
@@ -23,10 +25,22 @@ from spark_overlay.serving.sampling import Sampling
 from spark_overlay.serving.step import Step
 from spark_overlay.settings import overlay_settings
 
+log = logging.getLogger("vllm.spark_overlay.serving")
+
+#: Without these a constraint would bind the reasoning too, or depend on the first request's kind.
+NEEDED = {"reasoning_parser": "deepseek_v41", "backend": "xgrammar"}
+
 
 def make_api(client: Any, args: Namespace) -> Api:
-    """The API of a server. Raises for a tokenizer that V4.1's encoding does not fit."""
-    config = client.model_config
+    """The API of a server. Raises ValueError for a tokenizer that V4.1's encoding does not fit, and
+    for settings without which constraints would not hold."""
+    config, structured = client.model_config, client.vllm_config.structured_outputs_config
+    for name, needed in NEEDED.items():
+        if (found := getattr(structured, name)) != needed:
+            raise ValueError(
+                f"structured_outputs_config.{name} is {found!r}; the API needs {needed!r}: "
+                "--reasoning-parser deepseek_v41 --structured-outputs-config.backend xgrammar"
+            )
     found = cached_file(config.tokenizer, "tokenizer.json", revision=config.tokenizer_revision)
     names = args.served_model_name or [args.model]
     prompts = Prompts(Path(found).read_text(), names)
@@ -64,23 +78,44 @@ class VllmEngine:
             prompt["cache_salt"] = salt
         if images:
             prompt["multi_modal_data"] = {"image": list(images)}
+        begun = False
+        try:
+            async with contextlib.aclosing(self._steps(prompt, sampling, reasons_first)) as steps:
+                async for step in steps:
+                    begun = True
+                    yield step
+            return
+        except VLLMValidationError as error:
+            if begun or sampling.looser is None:
+                raise
+            log.info("a schema is enforced in part: %s", error)
+        looser = replace(sampling, structured=sampling.looser, looser=None)
+        async with contextlib.aclosing(self._steps(prompt, looser, reasons_first)) as steps:
+            async for step in steps:
+                yield step
+
+    def refusal(self, error: Exception) -> ApiError | None:
+        if isinstance(error, ApiError):
+            return error
+        if isinstance(error, EngineDeadError):
+            return ApiError(503, "the engine has died; the server's log says why")
+        if isinstance(error, GracefulHTTPError):
+            return ApiError(int(error.http_status), str(error))
+        if isinstance(error, VLLMClientError | ValueError):
+            return ApiError(400, str(error))
+        if isinstance(error, VLLMError) and (status := getattr(error, "status_code", None)):
+            return ApiError(int(status), str(error))  # GenerationError, from 0.33 on
+        return None
+
+    async def _steps(
+        self, prompt: Any, sampling: Sampling, reasons_first: bool
+    ) -> AsyncGenerator[Step, None]:
         stream = self._client.generate(
             prompt, parameters(sampling), uuid.uuid4().hex, reasoning_ended=not reasons_first
         )
         async with contextlib.aclosing(stream):
             async for output in stream:
                 yield self._step(output)
-
-    def refusal(self, error: Exception) -> ApiError | None:
-        if isinstance(error, ApiError):
-            return error
-        if isinstance(error, GracefulHTTPError):
-            return ApiError(int(error.http_status), str(error))
-        if isinstance(error, VLLMClientError | ValueError):
-            return ApiError(400, str(error))
-        if isinstance(error, EngineDeadError):
-            return ApiError(503, "the engine has died; the server's log says why")
-        return None
 
     def _step(self, output: Any) -> Step:
         one = output.outputs[0]
@@ -89,7 +124,7 @@ class VllmEngine:
             logprobs = [_beside(*pair) for pair in zip(ids, one.logprobs, strict=True)]
         reason = one.finish_reason
         if reason not in (None, "stop", "length"):
-            raise ApiError(500, f"the engine ended the request: {reason}")
+            raise ApiError(500, f"the engine ended the request ({reason}); its log says why")
         if reason == "stop" and ids and ids[-1] in (self._eos, one.stop_reason):
             ids.pop()
         cached = int(output.num_cached_tokens or 0)

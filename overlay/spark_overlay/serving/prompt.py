@@ -76,7 +76,10 @@ class Prompts:
         self.tokenizer = recipe.Tokenizer.from_str(tokenizer_json)
         spellings = recipe.SpecialTokens(image=IMAGE)
         self._require(spellings)
-        self.eos = self.special[spellings.token(recipe.SpecialToken.Eos)]
+        kinds = recipe.SpecialToken
+        self.eos, self.dsml, self.image = (
+            self.special[spellings.token(kind)] for kind in (kinds.Eos, kinds.Dsml, kinds.Image)
+        )
         version = recipe.ModelVersion.DeepseekV41Flash
         named = {name: version for name in (*names, OFFICIAL_NAME)}
         self.options = (
@@ -156,12 +159,10 @@ def _dialect(raw: bytes, protocol: Protocol) -> tuple[bytes, Extras]:
     """The official body, and what the engine is told beside it."""
     try:
         body = json.loads(raw)
-    except (ValueError, RecursionError):
+        made, extras = translate(body, protocol) if isinstance(body, dict) else (None, Extras())
+        return (raw if made is None else json.dumps(made).encode()), extras
+    except (ValueError, RecursionError, OverflowError):
         return raw, Extras()  # the recipe says what is wrong with it
-    if not isinstance(body, dict):
-        return raw, Extras()
-    made, extras = translate(body, protocol)
-    return (raw if made is None else json.dumps(made).encode()), extras
 
 
 def _renamed(text: str, effort: int | None, conversation: Any) -> str:

@@ -24,9 +24,9 @@ TOP_P = 0.95
 
 @dataclass(frozen=True)
 class Sampling:
-    """``structured``: arguments of vLLM's StructuredOutputsParams, or None. ``logprobs``: how many
-    alternatives a token, None for no log-probabilities. ``more``: other parameters by vLLM's
-    names."""
+    """``structured``: arguments of vLLM's StructuredOutputsParams, or None; ``looser``: those that
+    enforce less, for when the grammar's compiler refuses them. ``logprobs``: how many alternatives
+    a token, None for no log-probabilities. ``more``: other parameters by vLLM's names."""
 
     temperature: float
     top_p: float
@@ -34,23 +34,34 @@ class Sampling:
     seed: int | None = None
     logprobs: int | None = None
     structured: Mapping[str, Any] | None = None
+    looser: Mapping[str, Any] | None = None
     more: Mapping[str, float | int | bool] = field(default_factory=dict)
 
 
-def sampling(asked: Asked, max_tokens: int, rule: Rule) -> Sampling:
-    """Raises ApiError for a constraint that cannot be enforced."""
+def sampling(asked: Asked, max_tokens: int, rule: Rule, dsml: int) -> Sampling:
+    """``dsml``: the tokenizer's id of ｜DSML｜."""
     options = asked.converted.inference_options
-    constraint = options.output_constraint
     temperature, top_p = _official(asked) if rule == "official" else _requested(asked)
+    structured, looser = _structured(options.output_constraint, dsml)
     return Sampling(
         temperature=temperature,
         top_p=top_p,
         max_tokens=max_tokens,
         seed=options.seed,
         logprobs=(options.top_logprobs or 0) if options.logprobs else None,
-        structured=constraint and structured_outputs(constraint.kind, constraint.schema),
+        structured=structured,
+        looser=looser,
         more=asked.extras.engine,
     )
+
+
+def _structured(constraint: Any, dsml: int) -> list[dict[str, Any] | None]:
+    """What is enforced, and what is where that cannot be; None for nothing."""
+    if constraint is None:
+        return [None, None]
+    kind, schema = constraint.kind, constraint.schema
+    made = [structured_outputs(kind, schema, dsml=dsml, loose=loose) for loose in (False, True)]
+    return made if made[0] != made[1] else [made[0], None]
 
 
 def _official(asked: Asked) -> tuple[float, float]:
