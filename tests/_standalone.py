@@ -23,9 +23,9 @@ NEEDED = ("pytest", "hypothesis", "numpy")
 _MARK = "SPARK_STANDALONE_TEST"
 
 
-def main(file: str) -> None:
-    """Runs the tests of `file` and exits with pytest's status."""
-    missing = [name for name in NEEDED if importlib.util.find_spec(name) is None]
+def main(file: str, *more: str) -> None:
+    """Runs the tests of `file` and exits with pytest's status. `more`: modules it needs beside."""
+    missing = [name for name in (*NEEDED, *more) if importlib.util.find_spec(name) is None]
     if sys.version_info < (3, 11):  # noqa: UP036 - this file also meets older Pythons
         missing.append("Python >= 3.11")
     if missing:

@@ -33,6 +33,15 @@ for place in (ROOT / "tests", ROOT / "overlay", ROOT):
         sys.path.insert(0, str(place))
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--src",
+        metavar="DIR",
+        help="folder whose tokenizer.json tests/test_chat_template.py uses; without it the "
+        "rehearsal's",
+    )
+
+
 def pytest_sessionfinish(session: pytest.Session) -> None:
     if not os.environ.get("SPARK_TEST_DEMAND"):
         return

@@ -19,8 +19,9 @@ from spark_overlay.serving.prompt import Asked, Prompts
 
 Reason = Literal["stop", "length"]
 
-#: For each token its log-probability and (id, log-probability) of the alternatives.
-Logprobs = Sequence[tuple[float, Sequence[tuple[int, float]]]]
+#: A token's log-probability, and (id, log-probability) of the most likely ones there.
+Beside = tuple[float, Sequence[tuple[int, float]]]
+Logprobs = Sequence[Beside]  # one for each token
 
 _RESPONSES: dict[Protocol, Any] = {
     "chat": recipe.ChatCompletionResponse,
@@ -71,13 +72,11 @@ class Answer:
 
     def feed(self, ids: Sequence[int], logprobs: Logprobs | None = None) -> list[Any]:
         """The chunks of the next tokens, up to a stop sequence. No EOS may be among them."""
-        if logprobs is not None:
-            return self._beside(ids, logprobs)
         chunks: list[Any] = []
-        for token in ids:
+        for at, token in enumerate(ids):
             if self.finished:
                 break
-            for piece in self._characters.add(token):
+            for piece in self._characters.add(token, None if logprobs is None else logprobs[at]):
                 chunks += self._push(piece)
         return chunks
 
@@ -109,46 +108,47 @@ class Answer:
         data = self._kind.sse_done_data()
         return "" if data is None else f"data: {data}\n\n"
 
-    def _beside(self, ids: Sequence[int], logprobs: Logprobs) -> list[Any]:
-        """Log-probabilities go with tokens only: here a character cut off at the end is dropped."""
-        chunks: list[Any] = []
-        for token, beside in zip(ids, logprobs, strict=True):
-            if not self.finished:
-                chunks += self._push(recipe.InferenceChunk.tokens([token], [beside]))
-        return chunks
-
     def _push(self, chunk: Any) -> list[Any]:
         chunks: list[Any] = self._processor.push(chunk)
         return chunks
 
 
 class _Characters:
-    """Gathers tokens until they are whole characters, and gives them to the processor together."""
+    """Gathers tokens until they are whole characters, and gives them to the processor together.
+    Bytes that are none go as text, which takes no log-probabilities with it."""
 
     def __init__(self, prompts: Prompts) -> None:
         self._pieces, self._special = prompts.pieces, prompts.special_ids
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
         self._tokens: list[int] = []
+        self._beside: list[Beside | None] = []
         self._text = ""
 
-    def add(self, token: int) -> list[Any]:
+    def add(self, token: int, beside: Beside | None = None) -> list[Any]:
         if token in self._special:
-            return [*self.rest(), recipe.InferenceChunk.tokens([token])]
+            return [*self.rest(), _tokens([token], [beside])]
         piece = self._pieces[token] if token < len(self._pieces) else b""
-        if not self._tokens and piece.isascii():  # the common case
-            if not piece:  # an id of no token: at the end the recipe would not count it
-                return [recipe.InferenceChunk.text("", 1)]
-            return [recipe.InferenceChunk.tokens([token])]
+        if not piece:  # an id of no token: at the end the recipe would not count it
+            return [*self.rest(), recipe.InferenceChunk.text("", 1)]
+        if piece.isascii():  # the common case, and the end of any character before it
+            chunk = _tokens([token], [beside])
+            return [*self.rest(), chunk] if self._tokens else [chunk]
         self._tokens.append(token)
+        self._beside.append(beside)
         self._text += self._decoder.decode(piece)
         return [] if self._decoder.getstate()[0] else self.rest()
 
     def rest(self) -> list[Any]:
         """What is held, whole or not."""
-        tokens, text = self._tokens, self._text + self._decoder.decode(b"", final=True)
-        self._tokens, self._text = [], ""
+        text = self._text + self._decoder.decode(b"", final=True)
+        tokens, beside = self._tokens, self._beside
+        self._tokens, self._beside, self._text = [], [], ""
         if not tokens:
             return []
         if _NO_CHARACTER in text:
             return [recipe.InferenceChunk.text(text, len(tokens))]
-        return [recipe.InferenceChunk.tokens(tokens)]
+        return [_tokens(tokens, beside)]
+
+
+def _tokens(ids: list[int], beside: Sequence[Beside | None]) -> Any:
+    return recipe.InferenceChunk.tokens(ids, None if None in beside else beside)

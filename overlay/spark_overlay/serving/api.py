@@ -11,10 +11,10 @@ import time
 import uuid
 from collections.abc import AsyncGenerator
 
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response
 
-from spark_overlay.serving.answer import Answer, Reason, Usage
+from spark_overlay.serving.answer import Answer, Usage
 from spark_overlay.serving.dialect import Protocol
 from spark_overlay.serving.errors import ApiError
 from spark_overlay.serving.pictures import pictures
@@ -35,6 +35,8 @@ class Api:
         try:
             asked = await self._read(request, protocol)
             body = self._stream(asked) if asked.converted.stream else self._whole(asked)
+        except ClientDisconnect:
+            return Response(status_code=499)  # nobody reads it
         except ApiError as error:
             return JSONResponse(error.body(protocol == "messages"), error.status)
         return Reply(
@@ -111,12 +113,14 @@ class Api:
             async for step in steps:
                 if not begun:
                     begun = True
-                    yield answer.ready(Usage(prompt, step.cached))
+                    yield answer.ready(Usage(step.prompt, step.cached))
                 yield answer.feed(step.ids, step.logprobs)
                 reason = step.reason
                 if answer.finished:
                     break
-        yield answer.finish(_reason(reason))
+        if reason is None and not answer.finished:
+            raise ApiError(500, "the engine broke the answer off")
+        yield answer.finish(reason or "stop")
 
     def _room(self, asked: Asked, prompt: int) -> int:
         """Tokens that the answer may have. Raises ApiError with both numbers."""
@@ -133,7 +137,3 @@ class Api:
                 "Please reduce the length of the messages or completion.",
             )
         return room
-
-
-def _reason(reason: Reason | None) -> Reason:
-    return "stop" if reason is None else reason

@@ -110,8 +110,8 @@ def translate(body: dict[str, Any], protocol: Protocol) -> tuple[dict[str, Any] 
         if made.get(name) is not None and name not in _OFFICIAL[protocol]
     }
     salt = made.pop("cache_salt", None)
-    if salt is not None and (not isinstance(salt, str) or not salt):
-        raise ApiError(400, "cache_salt must be a text that is not empty", "cache_salt")
+    if salt is not None and not (isinstance(salt, str) and salt and salt.isprintable()):
+        raise ApiError(400, "cache_salt must be a printable text that is not empty", "cache_salt")
     named = {
         name: float(body[name])
         for name in ("temperature", "top_p")

@@ -46,11 +46,10 @@ class Door:
             if message["type"] == "http.response.start" and message["status"] == 401:
                 refused = True
                 body = _WRONG.json(messages)
-                headers = [
-                    (b"content-type", b"application/json"),
-                    (b"content-length", str(len(body)).encode()),
-                ]
-                await send({**message, "headers": headers})
+                headers = MutableHeaders(raw=list(message["headers"]))
+                headers["content-type"] = "application/json"
+                headers["content-length"] = str(len(body))
+                await send({**message, "headers": headers.raw})
                 await send({"type": "http.response.body", "body": body, "more_body": False})
             elif not refused:
                 await send(message)

@@ -115,20 +115,25 @@ class VllmEngine:
         )
         async with contextlib.aclosing(stream):
             async for output in stream:
-                yield self._step(output)
+                yield self._step(output, sampling.logprobs or 0)
 
-    def _step(self, output: Any) -> Step:
+    def _step(self, output: Any, most: int) -> Step:
         one = output.outputs[0]
         ids, logprobs = list(one.token_ids), None
         if one.logprobs is not None:
-            logprobs = [_beside(*pair) for pair in zip(ids, one.logprobs, strict=True)]
+            logprobs = [_beside(*pair, most) for pair in zip(ids, one.logprobs, strict=True)]
         reason = one.finish_reason
         if reason not in (None, "stop", "length"):
             raise ApiError(500, f"the engine ended the request ({reason}); its log says why")
         if reason == "stop" and ids and ids[-1] in (self._eos, one.stop_reason):
             ids.pop()
-        cached = int(output.num_cached_tokens or 0)
-        return Step(ids, logprobs and logprobs[: len(ids)], cached, cast("Reason | None", reason))
+        return Step(
+            ids,
+            logprobs and logprobs[: len(ids)],
+            prompt=len(output.prompt_token_ids or ()),
+            cached=int(output.num_cached_tokens or 0),
+            reason=cast("Reason | None", reason),
+        )
 
 
 def parameters(sampling: Sampling) -> SamplingParams:
@@ -147,8 +152,8 @@ def parameters(sampling: Sampling) -> SamplingParams:
     )
 
 
-def _beside(token: int, found: Any) -> tuple[float, list[tuple[int, float]]]:
-    """(the token's log-probability, the most likely ones) from vLLM's map id -> Logprob, which
-    holds the sampled token beside the most likely."""
-    ranked = sorted(found.items(), key=lambda item: item[1].rank)
-    return float(found[token].logprob), [(int(i), float(one.logprob)) for i, one in ranked]
+def _beside(token: int, found: Any, most: int) -> tuple[float, list[tuple[int, float]]]:
+    """(the token's log-probability, those of the ``most`` likely ones) from vLLM's map
+    id -> Logprob, which holds the sampled token too, likely or not."""
+    likely = sorted((one.rank, int(id), float(one.logprob)) for id, one in found.items())
+    return float(found[token].logprob), [(id, value) for _, id, value in likely[:most]]

@@ -13,11 +13,13 @@ from spark_overlay.serving.sampling import Sampling
 
 @dataclass(frozen=True)
 class Step:
-    """``ids``: new tokens, no EOS among them. ``cached``: tokens of the prompt that came from the
-    prefix cache. ``reason``: set on the last step."""
+    """``ids``: new tokens, no EOS among them. ``prompt``: tokens of the prompt, those of its images
+    among them; ``cached``: how many came from the prefix cache. ``reason``: set on the last
+    step."""
 
     ids: Sequence[int]
     logprobs: Logprobs | None = None
+    prompt: int = 0
     cached: int = 0
     reason: Reason | None = None
 
