@@ -260,6 +260,16 @@ def test_a_huge_conversation_is_refused_by_its_length() -> None:
 
 
 @every_protocol
+def test_what_no_context_could_hold_is_refused_before_it_is_read(
+    protocol: Protocol, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Prompts, "read", None)  # not even tried
+    got = ask(ScriptedEngine(THOUGHT, context=100), protocol, b" " * (3200 + (1 << 20) + 1))
+    assert got.status == 413
+    assert "no prompt of 100 tokens needs" in error(protocol, got)["message"]
+
+
+@every_protocol
 @both_ways
 def test_a_fault_before_the_first_byte_is_a_status(protocol: Protocol, stream: bool) -> None:
     body = request(protocol, stream=stream)

@@ -253,6 +253,29 @@ def test_patterns_that_may_run_over_the_end_are_dropped(pattern: str, kept: bool
     assert made == ["regex" if kept else "any_text"]
 
 
+TOO_LARGE: Mapping[str, Any] = {
+    "an enum": {"enum": [str(i) for i in range(1001)]},
+    "a pattern": {"type": "string", "pattern": "a?" * 501},
+    "characters": {"type": "string", "description": "x" * 120_000},
+}
+
+
+@pytest.mark.parametrize("what", TOO_LARGE)
+def test_what_would_hold_the_engine_up_is_not_enforced(what: str) -> None:
+    parameters = {"type": "object", "properties": {"v": TOO_LARGE[what]}, "required": ["v"]}
+    tool = {"name": "f", "parameters": parameters}
+    loose = structured_outputs("tool_call_required", json.dumps([{"function": tool}]), dsml=DSML)
+    names = {"type": "object", "properties": {"v": True}, "required": ["v"]}
+    known = json.dumps([{"function": {**tool, "parameters": names}}])
+    assert loose == structured_outputs("tool_call_required", known, dsml=DSML)
+    strict = json.dumps([{"function": {**tool, "strict": True}}])
+    for kind, schema in (("json", json.dumps(parameters)), ("tool_call", strict)):
+        with pytest.raises(ValueError, match=f"cannot be enforced: .*{what}"):
+            structured_outputs(kind, schema, dsml=DSML)
+    with pytest.raises(ValueError, match="a pattern of 1001 characters; at most 1000"):
+        structured_outputs("regex", "a" * 1001)
+
+
 def test_a_loose_json_schema_loses_only_what_vllm_refuses() -> None:
     inner = {"type": "integer", "multipleOf": 5, "minimum": 1}
     listed = {"type": "array", "items": inner, "uniqueItems": True, "minItems": 1}

@@ -23,6 +23,11 @@ from spark_overlay.serving.reply import Reply
 from spark_overlay.serving.sampling import Rule, sampling
 from spark_overlay.serving.step import Engine
 
+# Bytes of a request: text has some four a token, and JSON's escapes make six of one character.
+MOST_PER_TOKEN = 32
+MOST_BESIDE = 1 << 20  # tools, schemas, JSON's own signs
+MOST_IMAGES = 1 << 28
+
 _PREFIX: dict[Protocol, str] = {"chat": "", "responses": "resp_", "messages": "msg_"}
 
 
@@ -64,7 +69,7 @@ class Api:
         return JSONResponse({**found, "tokens": asked.ids, "token_strs": None})
 
     async def _read(self, request: Request, protocol: Protocol) -> Asked:
-        raw = await request.body()
+        raw = await self.body(request)
         # A long conversation takes a second, which the answers under way must not wait for.
         asked = await asyncio.to_thread(self._prompts.read, raw, protocol)
         if asked.images and not self._engine.sees_images:
@@ -76,6 +81,23 @@ class Api:
             # vLLM would decode the prompt to find their places, and encode it anew.
             raise ApiError(500, f"{len(asked.images)} images have no places in the prompt")
         return asked
+
+    async def body(self, request: Request) -> bytes:
+        """Refuses what is far too long for the context before it takes memory: on a node whose
+        GPU shares it, the tokens of 60 MB cost 6 GB."""
+        most = MOST_PER_TOKEN * self._engine.context + MOST_BESIDE
+        if self._engine.sees_images:
+            most += MOST_IMAGES
+        raw = bytearray()
+        async for piece in request.stream():
+            raw += piece
+            if len(raw) > most:
+                raise ApiError(
+                    413,
+                    f"the request has more than {most} bytes, which no prompt of "
+                    f"{self._engine.context} tokens needs; shorten it",
+                )
+        return bytes(raw)
 
     async def _whole(self, asked: Asked) -> AsyncGenerator[bytes, None]:
         answer, chunks = self._begin(asked), []

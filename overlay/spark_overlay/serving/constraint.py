@@ -32,6 +32,11 @@ from typing import Any
 #: Ends a value, to the recipe.
 VALUE_END = "</｜DSML｜"
 
+#: Bounds of what is enforced, as OpenAI's service has them for a schema's text and its enums. A
+#: grammar's cost grows faster than they do, in the one engine that all requests share: an enum of
+#: 10,000 values takes 3 s to compile, a pattern of as many signs minutes.
+MOST_TEXT, MOST_VALUES, MOST_PATTERN = 120_000, 1_000, 1_000
+
 Schema = Any  # a JSON Schema: an object, True or False
 Form = dict[str, Any]  # a format of an xgrammar structural tag
 Kinds = tuple[list[Form], list[Schema]]  # of one parameter: raw texts, and JSON that is no string
@@ -90,16 +95,19 @@ def structured_outputs(
         One keyword argument, or None where nothing is enforced.
 
     Raises:
-        ValueError: an unknown kind, text that is no JSON, a list without tools, no ``dsml``.
+        ValueError: an unknown kind, text that is no JSON, a list without tools, no ``dsml``, or a
+            schema or an expression that is too large to be enforced.
     """
     if kind == "json":
         if not schema:
             return {"json_object": True}
         root = json.loads(schema)
+        _require_bounded(root, "the schema of the answer")
         root = {} if root is True else root  # vLLM takes an object only
         root = _rewrite(root, lambda node: _without_lost_ref(node, root))
         return {"json": _text(_rewrite(root, _without_unenforced) if loose else root)}
     if kind == "regex":
+        _require_bounded({"pattern": schema}, "the answer's regex")
         return {"regex": schema}
     if kind not in ("tool_call", "tool_call_required"):
         raise ValueError(f"unknown kind of constraint: {kind!r}")
@@ -139,6 +147,29 @@ def _text(value: Any) -> str:
     return json.dumps(value, ensure_ascii=False)
 
 
+def _require_bounded(schema: Schema, told: str) -> None:
+    if excess := _excess(schema):
+        raise ValueError(f"{told} cannot be enforced: {excess}")
+
+
+def _excess(schema: Schema) -> str | None:
+    """What is too large about a schema; None for nothing."""
+    found: list[str] = []
+
+    def look(node: dict[str, Any]) -> dict[str, Any]:
+        values, pattern = node.get("enum"), node.get("pattern")
+        if isinstance(values, list) and len(values) > MOST_VALUES:
+            found.append(f"an enum of {len(values)} values; at most {MOST_VALUES} can be")
+        if isinstance(pattern, str) and len(pattern) > MOST_PATTERN:
+            found.append(f"a pattern of {len(pattern)} characters; at most {MOST_PATTERN} can be")
+        return node
+
+    if (size := len(_text(schema))) > MOST_TEXT:
+        return f"it has {size} characters; at most {MOST_TEXT} can be"
+    _rewrite(schema, look)
+    return found[0] if found else None
+
+
 def _strict(function: Mapping[str, Any]) -> bool:
     return function.get("strict") is True
 
@@ -150,7 +181,9 @@ class _Call:
         self._name, self._marker = function["name"], marker
         # The API: a function whose parameters are omitted has none.
         self._root: Schema = function.get("parameters") or {"properties": {}}
-        self._loose = loose and not _strict(function)
+        if _strict(function):
+            _require_bounded(self._root, f"the parameters of {self._name}")
+        self._loose = not _strict(function) and (loose or _excess(self._root) is not None)
 
     def form(self) -> Form:
         # The name is safe as it is: the recipe allows letters, digits, _ and -, and joins by ::.

@@ -11,7 +11,8 @@ from starlette.types import Message, Receive, Scope, Send
 from spark_overlay.serving.api import Api
 from spark_overlay.serving.errors import ApiError
 
-#: Doors of vLLM's server through which a chat would be rendered or parsed by other rules.
+#: Doors of vLLM's server through which a chat would be rendered or parsed by other rules, or that
+#: ask the engine for something without asking for the key (vLLM asks for it under /v1 only).
 CLOSED = (
     "/v1/chat/completions/batch",
     "/v1/chat/completions/render",
@@ -21,6 +22,8 @@ CLOSED = (
     "/v1/decisions",
     "/v1/systemone",
     "/invocations",
+    "/generative_scoring",
+    "/scale_elastic_ep",
 )
 
 
@@ -56,7 +59,10 @@ class Routes:
 
     async def _tokens(self, request: Request) -> Response:
         """A chat by our own prompt; a bare text stays vLLM's."""
-        raw = await request.body()
+        try:
+            raw = await self._ready.body(request)
+        except ApiError as error:
+            return JSONResponse(error.body(), error.status)
         if self._tokenize is None or _has_messages(raw):
             return await self._ready.tokens(raw)
         return _Passed(self._tokenize, raw)
