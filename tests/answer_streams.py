@@ -10,7 +10,7 @@ from functools import cache
 from typing import Any
 
 from spark_overlay.bytelevel import byte_alphabet
-from spark_overlay.rehearsal.tokenizer import tokenizer_json
+from spark_overlay.rehearsal.tokenizer import EOS, tokenizer_json
 
 Body = dict[str, Any]
 Encode = Callable[[str], list[int]]
@@ -61,13 +61,23 @@ class Tongue:
         return ids
 
     def marked(self, ids: Sequence[int]) -> str:
-        """The text of the tokens, with END and TAG for the marks that tokens of their own make."""
-        return self._bytes(ids).decode(errors="replace")
+        """The text of the tokens, with END and TAG for the marks that tokens of their own make. A
+        token without text, as EOS is, ends the character before it."""
+        return "".join(self._bytes(part).decode(errors="replace") for part in self._parts(ids))
 
     def ends_within_character(self, ids: Sequence[int]) -> bool:
         decoder = codecs.getincrementaldecoder("utf-8")("replace")
-        decoder.decode(self._bytes(ids))
+        decoder.decode(self._bytes(self._parts(ids)[-1]))
         return bool(decoder.getstate()[0])
+
+    def _parts(self, ids: Sequence[int]) -> list[list[int]]:
+        parts: list[list[int]] = [[]]
+        for token in ids:
+            if token == self._special[EOS] or not self._piece(token):
+                parts.append([])
+            else:
+                parts[-1].append(token)
+        return parts
 
     def _bytes(self, ids: Sequence[int]) -> bytes:
         return b"".join(

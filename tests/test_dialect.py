@@ -187,7 +187,7 @@ def test_any_other_effort_is_refused(protocol: Protocol, value: Any) -> None:
         (kwargs(tools=[], a=1), "unknown a, tools; known are thinking, enable_thinking, "),
         (kwargs(**{"\ud800": 1}), "unknown ?;"),
         ({"chat_template_kwargs": [1]}, "chat_template_kwargs must be an object"),
-        ({"top_k": "5"}, "top_k must be an integer of at least -1"),
+        ({"top_k": "5"}, "top_k must be an integer from -1"),
         ({"top_k": -2}, "top_k must be an integer"),
         ({"min_tokens": 1 << 31}, "min_tokens must be an integer"),
         ({"min_p": 1.5}, "min_p must be a number from 0.0 to 1.0"),

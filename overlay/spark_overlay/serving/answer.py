@@ -71,7 +71,7 @@ class Answer:
         return self._push(recipe.InferenceChunk.ready(prompt_usage=told))
 
     def feed(self, ids: Sequence[int], logprobs: Logprobs | None = None) -> list[Any]:
-        """The chunks of the next tokens, up to a stop sequence. No EOS may be among them."""
+        """The chunks of the next tokens, up to a stop sequence. EOS has no text."""
         chunks: list[Any] = []
         for at, token in enumerate(ids):
             if self.finished:
@@ -118,18 +118,19 @@ class _Characters:
     Bytes that are none go as text, which takes no log-probabilities with it."""
 
     def __init__(self, prompts: Prompts) -> None:
-        self._pieces, self._special = prompts.pieces, prompts.special_ids
+        self._pieces, self._special, self._eos = prompts.pieces, prompts.special_ids, prompts.eos
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
         self._tokens: list[int] = []
         self._beside: list[Beside | None] = []
         self._text = ""
 
     def add(self, token: int, beside: Beside | None = None) -> list[Any]:
+        piece = self._pieces[token] if token < len(self._pieces) else b""
+        if token == self._eos or not piece:
+            # An end that the request ignores, or an id of no token: counted, and not to be read.
+            return [*self.rest(), recipe.InferenceChunk.text("", 1)]
         if token in self._special:
             return [*self.rest(), _tokens([token], [beside])]
-        piece = self._pieces[token] if token < len(self._pieces) else b""
-        if not piece:  # an id of no token: at the end the recipe would not count it
-            return [*self.rest(), recipe.InferenceChunk.text("", 1)]
         if piece.isascii():  # the common case, and the end of any character before it
             chunk = _tokens([token], [beside])
             return [*self.rest(), chunk] if self._tokens else [chunk]

@@ -65,6 +65,8 @@ REFUSED: Mapping[str, Any] = {
     "include_stop_str_in_output": False,
     "add_generation_prompt": True,
     "include_reasoning": True,
+    "skip_special_tokens": True,
+    "spaces_between_special_tokens": True,
     "length_penalty": 1.0,
     "priority": 0,
 }
@@ -244,7 +246,7 @@ def _decimal(low: float, high: float) -> Callable[[Any, str], float]:
 def _integer(low: int) -> Callable[[Any, str], int]:
     def read(value: Any, name: str) -> int:
         if not isinstance(value, int) or isinstance(value, bool) or not low <= value < 1 << 31:
-            raise ApiError(400, f"{name} must be an integer of at least {low}", name)
+            raise ApiError(400, f"{name} must be an integer from {low} to {(1 << 31) - 1}", name)
         return value
 
     return read

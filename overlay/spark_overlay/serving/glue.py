@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import re
 import uuid
 from argparse import Namespace
 from collections.abc import AsyncGenerator, Sequence
@@ -26,6 +27,9 @@ from spark_overlay.serving.step import Step
 from spark_overlay.settings import overlay_settings
 
 log = logging.getLogger("vllm.spark_overlay.serving")
+
+#: Where xgrammar stood when it refused a grammar: a time, and a path of its makers' machine.
+_PLACE = re.compile(r"\[[\d:]+\] \S+:\d+: ")
 
 #: Without these a constraint would bind the reasoning too, or depend on the first request's kind.
 NEEDED = {"reasoning_parser": "deepseek_v41", "backend": "xgrammar"}
@@ -98,11 +102,11 @@ class VllmEngine:
         if isinstance(error, ApiError):
             return error
         if isinstance(error, EngineDeadError):
-            return ApiError(503, "the engine has died; the server's log says why")
+            return ApiError(503, "the engine has stopped; the server's log says why")
         if isinstance(error, GracefulHTTPError):
             return ApiError(int(error.http_status), str(error))
         if isinstance(error, VLLMClientError | ValueError):
-            return ApiError(400, str(error))
+            return ApiError(400, _PLACE.sub("", str(error)))
         if isinstance(error, VLLMError) and (status := getattr(error, "status_code", None)):
             return ApiError(int(status), str(error))  # GenerationError, from 0.33 on
         return None
