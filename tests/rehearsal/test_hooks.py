@@ -154,6 +154,27 @@ def test_registering_twice_is_registering_once(stock: list[Any]) -> None:
     assert changed(stock) == set()
 
 
+def test_the_cpus_top_k_and_top_p_keep_the_likeliest() -> None:
+    """A request's sampling reaches this form on a CPU; on a GPU it reaches vLLM's kernel."""
+    import torch
+
+    from spark_overlay.cpu.glue import top_k_top_p
+
+    logits = torch.log(torch.tensor([[0.15, 0.5, 0.05, 0.3]] * 3))
+    k, p = torch.tensor([2, 4, 4]), torch.tensor([1.0, 0.9, 1.0])
+    kept = top_k_top_p(logits.clone(), k, p)
+    assert kept.isfinite().tolist() == [
+        [False, True, False, True],
+        [True, True, False, True],
+        [True, True, True, True],
+    ]
+    assert torch.equal(kept[kept.isfinite()], logits[kept.isfinite()])
+    for only in ((k, None), (None, p)):
+        assert top_k_top_p(logits.clone(), *only).isfinite().sum() < logits.numel()
+    with pytest.raises(NotImplementedError, match="-inf"):
+        top_k_top_p(logits.clone(), k, p, 0.0)
+
+
 @pytest.mark.parametrize("found", ["0.31.0", "0.34.0", "0.33.1+cpu", "1.0"])
 def test_a_vllm_that_was_not_checked_is_refused(
     monkeypatch: pytest.MonkeyPatch, found: str

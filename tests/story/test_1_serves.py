@@ -58,8 +58,10 @@ def every(seconds: float, do: Callable[[], None]) -> Callable[[], None]:
 
 
 def question(clone: Clone, text: str = SHORT, **more: Any) -> dict[str, Any]:
+    """Without thinking: while it thinks the API samples, whatever temperature is asked for."""
     messages = [{"role": "user", "content": text}]
-    return {"model": clone.model, "messages": messages, "max_tokens": 8, "temperature": 0, **more}
+    asked = {"model": clone.model, "messages": messages, "max_tokens": 8, "temperature": 0}
+    return {**asked, "thinking": {"type": "disabled"}, **more}
 
 
 def unshared(body: dict[str, Any]) -> dict[str, Any]:
@@ -112,19 +114,18 @@ def test_a_hostile_model_name_is_a_name_and_nothing_else(clone: Clone, serving: 
 
 
 def test_the_same_request_gives_the_same_tokens(clone: Clone, serving: Pair) -> None:
-    def tokens(body: dict[str, Any]) -> list[int]:
+    def tokens(body: dict[str, Any]) -> list[tuple[str, float]]:
         choice = clone.ask("POST", CHAT, json=body).json()["choices"][0]
-        found: list[int] = choice["token_ids"]
-        return found
+        return [(one["token"], one["logprob"]) for one in choice["logprobs"]["content"]]
 
-    short = question(clone, return_token_ids=True)
+    short = question(clone, logprobs=True)
     assert tokens(short) == tokens(short) != []
-    long = question(clone, LONG, return_token_ids=True)
+    long = question(clone, LONG, logprobs=True)
     assert tokens(unshared(long)) == tokens(unshared(long)) != []
 
 
 def test_a_stream_comes_in_pieces_and_ends_with_done(clone: Clone, serving: Pair) -> None:
-    asked = question(clone, ignore_eos=True)
+    asked = question(clone, LONG, ignore_eos=True)
     whole = clone.ask("POST", CHAT, json=unshared(asked)).json()
     streaming = {**unshared(asked), "stream": True}
     with clone.ask("POST", CHAT, json=streaming, stream=True) as answer:
@@ -144,7 +145,7 @@ def test_a_stream_comes_in_pieces_and_ends_with_done(clone: Clone, serving: Pair
 
 
 def said(message: dict[str, Any]) -> str:
-    return "".join(message.get(part) or "" for part in ("reasoning", "content"))
+    return "".join(message.get(part) or "" for part in ("reasoning_content", "content"))
 
 
 def test_rehearse_again_finds_it_served(clone: Clone, serving: Pair) -> None:
