@@ -80,9 +80,9 @@ def test_vllm_reads_what_we_mean(tmp_path: Path, parse: Parse, site: Site, text:
         assert engine.language_model_only is settings.flag("LANGUAGE_MODEL_ONLY")
         assert engine.quantization == ("exl3" if settings.text("QUANTIZATION") else None)
         assert engine.kv_cache_dtype == "auto"
-        assert engine.additional_config == {
-            "spark_overlay": {"engram_dir": place.engram_dir, "engram_store": "file"}
-        }
+        told = {"engram_dir": place.engram_dir, "engram_store": "file", "api_sampling": "official"}
+        assert engine.additional_config == {"spark_overlay": told}
+        assert engine.structured_outputs_config.backend == "xgrammar"
         drafted = settings.text("SPEC_METHOD") == "dspark"
         assert engine.speculative_config == (
             {"method": "dspark", "num_speculative_tokens": 3} if drafted else None

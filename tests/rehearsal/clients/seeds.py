@@ -6,7 +6,7 @@ vllm/v1/worker/gpu/sample/gumbel.py). So there are seeds that make a given token
 position, whatever the model thinks of it. The position is that of the token before: the first
 token that is sampled after a prompt of N has N - 1.
 
-Should vLLM's noise change, this finds others:
+Should vLLM's noise change, this finds others to try, in three minutes:
 
     python tests/rehearsal/clients/seeds.py
 """
@@ -25,17 +25,19 @@ Words = NDArray[np.uint32]
 THOUGHT, THOUGHT_LENGTH = 6619502, 155
 #: After the prompt of OBJECT's length: ``{``, then ``}``.
 OBJECT, OBJECT_LENGTH = 94092087, 69
+#: After this thinking prompt: one token of reasoning, ``</think>``, ``{`` and ``}``.
+OBJECT_THOUGHT, OBJECT_THOUGHT_LENGTH = 3468753835, 124
 
 _AT_ONCE = 4_000_000
 
 
-def find(wanted: Sequence[tuple[int, int]], rarity: float, limit: int) -> list[int]:
-    """Seeds below ``limit`` whose noise favours each (position, token id) as one seed in
-    ``rarity`` does: a logarithm of that more than an even logit."""
+def find(wanted: Sequence[tuple[int, int, float]], limit: int) -> list[int]:
+    """Seeds below ``limit`` whose noise favours each (position, token id, rarity) as one seed in
+    ``rarity`` does: the token wins against logits that are the logarithm of that larger."""
     found: list[int] = []
     for start in range(0, limit, _AT_ONCE):
-        seeds = np.arange(start, start + _AT_ONCE, dtype=np.uint32)
-        for position, token in wanted:
+        seeds = np.arange(start, min(start + _AT_ONCE, limit), dtype=np.uint32)
+        for position, token, rarity in wanted:
             seeds = seeds[_hash(seeds, position, token) < 2**32 / rarity]
         found += seeds.tolist()
     return found
@@ -65,7 +67,9 @@ if __name__ == "__main__":
     from spark_overlay.rehearsal.tokenizer import vocabulary
 
     ids, _ = vocabulary()
-    thought = find([(THOUGHT_LENGTH, ids["</think>"])], 5e6, 100_000_000)
-    first = OBJECT_LENGTH - 1
-    brackets = find([(first, ids["{"]), (first + 1, ids["}"])], 3e4, 1_000_000_000)
-    sys.stdout.write(f"THOUGHT among {thought}\nOBJECT among {brackets}\n")
+    end, begin, close = (ids[token] for token in ("</think>", "{", "}"))
+    first, then = OBJECT_LENGTH - 1, OBJECT_THOUGHT_LENGTH
+    thoughts = find([(THOUGHT_LENGTH, end, 5e6)], 100_000_000)
+    objects = find([(first, begin, 3e4), (first + 1, close, 3e4)], 1_000_000_000)
+    both = find([(then, end, 1e6), (then + 1, begin, 8), (then + 2, close, 60)], 2**32)
+    sys.stdout.write(f"THOUGHT {thoughts}\nOBJECT {objects}\nOBJECT_THOUGHT {both}\n")

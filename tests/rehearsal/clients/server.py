@@ -23,6 +23,10 @@ OFF: dict[str, Any] = {"thinking": {"type": "disabled"}}
 #: Seconds for one request on a machine that does other things too.
 PATIENCE = 300.0
 
+#: What is asked where the answer is thinking. All of these prompts have their first block of the
+#: prefix cache in common, which is a good part of their time.
+TELL = "Tell me what to say"
+
 Message = dict[str, Any]
 
 

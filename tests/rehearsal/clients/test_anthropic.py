@@ -11,6 +11,7 @@ from anthropic.types import Message, TextBlock, ThinkingBlock, ToolUseBlock
 
 from clients.server import (
     MODEL,
+    TELL,
     Server,
     anthropic_client,
     async_anthropic_client,
@@ -56,7 +57,7 @@ def test_a_stream_of_text(server: Server) -> None:
 
 def test_a_stream_of_thinking_cut_off(server: Server) -> None:
     """Thinking is on by itself, and its block comes first."""
-    asked = {"model": MODEL, **SAY_HI, "max_tokens": THOUGHTS, "stream": True}
+    asked = {"model": MODEL, "messages": [user(TELL)], "max_tokens": THOUGHTS, "stream": True}
     more = {"extra_body": {"ignore_eos": True}}
     events = list(server.anthropic.messages.create(**asked, **more))
     kinds = [event.type for event in events if event.type != "ping"]

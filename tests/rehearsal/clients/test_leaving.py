@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from clients.server import MODEL, Server, async_openai_client, eventually, question, user
+from clients.server import MODEL, TELL, Server, async_openai_client, eventually, question, user
 
 pytestmark = [pytest.mark.rehearsal, pytest.mark.alone]
 
@@ -27,7 +27,7 @@ def require_rest(server: Server) -> None:
 
 def test_a_stream_closed_early(server: Server) -> None:
     require_rest(server)
-    asked = question("Tell me", FAR, stream=True, extra_body=LONG)
+    asked = question(TELL, FAR, stream=True, extra_body=LONG)
     stream = server.openai.chat.completions.create(**asked)
     for _ in range(3):
         next(stream)
@@ -38,7 +38,7 @@ def test_a_stream_closed_early(server: Server) -> None:
 
 def test_a_stream_of_messages_closed_early(server: Server) -> None:
     require_rest(server)
-    asked = {"model": MODEL, "messages": [user("Tell me")], "max_tokens": FAR}
+    asked = {"model": MODEL, "messages": [user(TELL)], "max_tokens": FAR}
     with server.anthropic.messages.stream(**asked, extra_body=LONG) as stream:
         next(event for event in stream if event.type == "content_block_delta")
         require_work(server)
@@ -50,7 +50,7 @@ def test_an_answer_that_is_not_waited_for(server: Server) -> None:
 
     async def ask() -> None:
         async with async_openai_client(server.api) as client:
-            asked = question("Tell me", FAR, extra_body=LONG)
+            asked = question(TELL, FAR, extra_body=LONG)
             answer = asyncio.create_task(client.chat.completions.create(**asked))
             await asyncio.to_thread(require_work, server)
             answer.cancel()

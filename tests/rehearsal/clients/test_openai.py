@@ -15,6 +15,7 @@ from openai.types.chat import ChatCompletionChunk
 from clients import seeds
 from clients.server import (
     CONTEXT,
+    TELL,
     Server,
     async_openai_client,
     openai_client,
@@ -32,7 +33,7 @@ SCHEMA_FORMAT: dict[str, Any] = {
 }
 #: The greedy text of a tiny model has much white space in its JSON.
 JSON_TOKENS = 40
-THOUGHTS = 8
+THOUGHTS = 6
 
 
 def require_sums(usage: CompletionUsage | None) -> CompletionUsage:
@@ -80,7 +81,7 @@ def test_a_stream_without_thinking(server: Server) -> None:
 
 
 def test_thinking_is_on_by_itself_and_a_stream_of_it_is_the_same(server: Server) -> None:
-    asked = question("Say hi", THOUGHTS, thinking=True, seed=3, extra_body={"ignore_eos": True})
+    asked = question(TELL, THOUGHTS, thinking=True, seed=3, extra_body={"ignore_eos": True})
     assert "thinking" not in asked["extra_body"]
     answer = server.openai.chat.completions.create(**asked)
     (choice,) = answer.choices
@@ -102,9 +103,9 @@ def test_a_stop_string_ends_the_content(server: Server) -> None:
 
 def test_a_stop_string_does_not_end_the_reasoning(server: Server) -> None:
     asked = {"thinking": True, "seed": 5, "extra_body": {"ignore_eos": True}}
-    thought = reasoning(server.chat("Say bye", THOUGHTS, **asked).choices[0].message)
+    thought = reasoning(server.chat(TELL, THOUGHTS, **asked).choices[0].message)
     assert thought and len(thought) > 3
-    (choice,) = server.chat("Say bye", THOUGHTS, stop=[thought[1:3]], **asked).choices
+    (choice,) = server.chat(TELL, THOUGHTS, stop=[thought[1:3]], **asked).choices
     assert (reasoning(choice.message), choice.finish_reason) == (thought, "length")
 
 
@@ -130,12 +131,22 @@ def test_json_of_a_schema_comes_after_the_reasoning(server: Server) -> None:
     validate(parsed(choice.message.content), SCHEMA)
 
 
-def test_a_json_object(server: Server) -> None:
+@pytest.mark.parametrize(
+    ("thinking", "seed", "length"),
+    [
+        (False, seeds.OBJECT, seeds.OBJECT_LENGTH),
+        (True, seeds.OBJECT_THOUGHT, seeds.OBJECT_THOUGHT_LENGTH),
+    ],
+    ids=["plain", "after the reasoning"],
+)
+def test_a_json_object(server: Server, thinking: bool, seed: int, length: int) -> None:
+    sampled = {"temperature": 1.0, "top_p": 1.0, "seed": seed}
     answer = server.chat(
-        "json", 8, temperature=1, seed=seeds.OBJECT, response_format={"type": "json_object"}
+        "json", 8, thinking=thinking, response_format={"type": "json_object"}, **sampled
     )
     (choice,) = answer.choices
-    assert answer.usage and answer.usage.prompt_tokens == seeds.OBJECT_LENGTH, seeds.__doc__
+    assert answer.usage and answer.usage.prompt_tokens == length, seeds.__doc__
+    assert bool(reasoning(choice.message)) == thinking, seeds.__doc__
     assert isinstance(parsed(choice.message.content), dict), seeds.__doc__
     assert choice.finish_reason == "stop"
 

@@ -9,7 +9,7 @@ import openai
 import pytest
 from openai.types.responses import Response, ResponseFunctionToolCall, ResponseReasoningItem
 
-from clients.server import MODEL, Server
+from clients.server import MODEL, TELL, Server
 from clients.tools import CALL_TOKENS, WAY, object_of, parsed
 
 pytestmark = pytest.mark.rehearsal
@@ -60,7 +60,7 @@ def test_a_stream_of_events_in_order(server: Server) -> None:
 
 
 def test_a_stream_that_is_cut_off_while_thinking(server: Server) -> None:
-    asked = {"model": MODEL, "input": "Say hi", "max_output_tokens": THOUGHTS}
+    asked = {"model": MODEL, "input": TELL, "max_output_tokens": THOUGHTS}
     more = {"extra_body": {"ignore_eos": True}}
     events = list(server.openai.responses.create(**asked, stream=True, **more))
     assert [kind for kind, _ in groupby(event.type for event in events)] == [

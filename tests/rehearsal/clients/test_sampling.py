@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from openai.types.chat import ChatCompletion, ChatCompletionTokenLogprob
 
-from clients.server import Server, async_openai_client, question, reasoning
+from clients.server import TELL, Server, async_openai_client, question, reasoning
 
 pytestmark = pytest.mark.rehearsal
 
@@ -33,7 +33,7 @@ def each_token(answer: ChatCompletion) -> list[ChatCompletionTokenLogprob]:
 
 def test_a_seed_fixes_what_is_sampled(server: Server) -> None:
     first, again, other = (
-        thoughts(server.chat("Tell me", TOKENS, thinking=True, seed=seed, extra_body=LONG))
+        thoughts(server.chat(TELL, TOKENS, thinking=True, seed=seed, extra_body=LONG))
         for seed in (11, 11, 12)
     )
     assert first == again != other
@@ -41,15 +41,15 @@ def test_a_seed_fixes_what_is_sampled(server: Server) -> None:
 
 def test_without_a_seed_two_answers_differ(server: Server) -> None:
     asked = {"thinking": True, "extra_body": LONG}
-    assert thoughts(server.chat("Tell me", TOKENS, **asked)) != thoughts(
-        server.chat("Tell me", TOKENS, **asked)
+    assert thoughts(server.chat(TELL, TOKENS, **asked)) != thoughts(
+        server.chat(TELL, TOKENS, **asked)
     )
 
 
 @pytest.mark.parametrize("only", [{"top_k": 1}, {"min_p": 1.0}], ids=["top_k", "min_p"])
 def test_a_choice_of_one_is_the_likeliest(server: Server, only: dict[str, Any]) -> None:
     answer = server.chat(
-        "Tell me", TOKENS, thinking=True, logprobs=True, top_logprobs=1, extra_body={**LONG, **only}
+        TELL, TOKENS, thinking=True, logprobs=True, top_logprobs=1, extra_body={**LONG, **only}
     )
     found = each_token(answer)
     assert len(found) == TOKENS
@@ -58,7 +58,7 @@ def test_a_choice_of_one_is_the_likeliest(server: Server, only: dict[str, Any]) 
 
 def test_log_probabilities_of_what_is_sampled(server: Server) -> None:
     answer = server.chat(
-        "Tell me", TOKENS, thinking=True, seed=11, logprobs=True, top_logprobs=3, extra_body=LONG
+        TELL, TOKENS, thinking=True, seed=11, logprobs=True, top_logprobs=3, extra_body=LONG
     )
     found = each_token(answer)
     assert len(found) == TOKENS
@@ -82,7 +82,7 @@ def test_twenty_chats_at_once(server: Server) -> None:
     async def ask() -> list[ChatCompletion]:
         async with async_openai_client(server.api) as client:
             asked = [
-                question(f"Say {n}", 4, True, temperature=0.5, top_p=0.5, extra_body=LONG)
+                question(f"{TELL} {n}", 4, True, temperature=0.5, top_p=0.5, extra_body=LONG)
                 for n in range(CROWD)
             ]
             create = client.chat.completions.create
