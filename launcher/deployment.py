@@ -26,9 +26,9 @@ PASS_THROUGH = ("PATH", "HOME", "LANG", "TMPDIR", "LD_LIBRARY_PATH")
 class Place:
     """One rank's node as the rank sees it: inside its container, if it has one.
 
-    program    the words before `serve`, such as a Python and `-m` a module.
-    hca        RoCE device; empty: as set for the role.
-    gid_index  RoCE v2 GID index; None: as set for the role.
+    program     the words before `serve`, such as a Python and `-m` a module.
+    hcas        RoCE devices of the link, one a rail.
+    gid_index   RoCE v2 GID index of all rails; None: NCCL finds each rail's own.
     """
 
     node: str
@@ -38,7 +38,7 @@ class Place:
     model_dir: str
     engram_dir: str
     program: tuple[str, ...]
-    hca: str = ""
+    hcas: tuple[str, ...] = ()
     gid_index: int | None = None
 
 
@@ -144,16 +144,20 @@ def _rank(settings: Settings, site: Site, place: Place, rank: int, launch_id: st
 
 
 def _common_env(settings: Settings, site: Site, place: Place) -> dict[str, str]:
+    spin = settings.text("GLM53_SPINWAIT_MS")
     return {
+        **({} if spin == "stock" else {"SPARK_SPINWAIT_MS": spin}),
         "VLLM_HOST_IP": place.host,
         "GLOO_SOCKET_IFNAME": place.interface,
         "NCCL_SOCKET_IFNAME": place.interface,
+        "TP_SOCKET_IFNAME": place.interface,
         "HF_HUB_OFFLINE": "1",
         "TRANSFORMERS_OFFLINE": "1",
         "VLLM_NO_USAGE_STATS": "1",
         "DO_NOT_TRACK": "1",
         "VLLM_CACHE_ROOT": f"{site.cache_dir}/vllm",
         "TRITON_CACHE_DIR": f"{site.cache_dir}/triton",
+        "TILELANG_CACHE_DIR": f"{site.cache_dir}/tilelang",
         # vLLM loads plugins that add routes only where they are named, and then only the named.
         "VLLM_PLUGINS": "spark_overlay",
         # vLLM forks by default; a forked child inherits the plugin's threads and patches half-made.
@@ -176,15 +180,15 @@ def _cpu_env() -> dict[str, str]:
 
 
 def _cuda_env(settings: Settings, place: Place) -> dict[str, str]:
-    side = "HEAD" if place.role == "head" else "WORKER"
-    gid = place.gid_index
-    if gid is None:
-        gid = settings.maybe_int(f"{side}_GID")
-    if gid is None:
-        gid = settings.int("NCCL_IB_GID_INDEX")
+    if not place.hcas:
+        raise ValueError(f"the {place.role} has no RoCE device: NCCL would take any, or none")
+    # An empty index would be read as 0, the link-local GID; without one NCCL looks for an IPv4 GID.
+    index = {} if place.gid_index is None else {"NCCL_IB_GID_INDEX": str(place.gid_index)}
     env = {
-        "NCCL_IB_HCA": place.hca or settings.text(f"{side}_CX7_IB"),
-        "NCCL_IB_GID_INDEX": str(gid),
+        # "=": these names and no others that begin like them.
+        "NCCL_IB_HCA": "=" + ",".join(place.hcas),
+        **index,
+        "NCCL_IB_ADDR_FAMILY": "AF_INET",
         "NCCL_IB_DISABLE": "0",
         "NCCL_IB_ROCE_VERSION_NUM": "2",
         "NCCL_IB_MERGE_NICS": "0",
@@ -221,13 +225,17 @@ def _cuda_env(settings: Settings, place: Place) -> dict[str, str]:
     return env
 
 
+# A GID index moves with link events; the pair that serves holds its connections all the same.
+_OF_THE_MOMENT = ("SPARK_LAUNCH_ID", "NCCL_IB_GID_INDEX")
+
+
 def _fingerprint(name: str, ranks: tuple[Rank, Rank]) -> str:
-    """sha256 over everything a rank is started with, but for the launch id."""
+    """sha256 over everything a rank is started with, but for what differs at each look."""
     described = [
         {
             "node": rank.node,
             "argv": rank.argv,
-            "env": {key: text for key, text in rank.env.items() if key != "SPARK_LAUNCH_ID"},
+            "env": {key: text for key, text in rank.env.items() if key not in _OF_THE_MOMENT},
             "secret_env": dict(rank.secret_env),
         }
         for rank in ranks

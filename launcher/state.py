@@ -44,6 +44,10 @@ class DeploymentRecord:
     ranks: tuple[RankRecord, ...] = ()
     ready: float | None = None  # when health was first proven
     stopping: bool = False
+    # Where the containers are, as settings may change while they run. Empty: on this machine.
+    reach: Mapping[str, Any] = field(default_factory=dict)
+    # MemAvailable of each role's node just before the start, bytes.
+    memory: Mapping[str, int] = field(default_factory=dict)
 
     def with_pid(self, role: str, pid: int) -> DeploymentRecord:
         ranks = tuple(replace(r, pid=pid) if r.role == role else r for r in self.ranks)

@@ -156,14 +156,12 @@ def _engine(bench: Bench) -> int:
     folder = prepare_engine(bench)
     # The interpreter is chosen before Python starts; a thread per process is what two cores bear.
     return bench.call(
-        # tests/rehearsal/clients takes eight minutes more and is started by name (README).
         [
             str(folder / "engine" / "bin" / "python"),
             "-m",
             "pytest",
             "-q",
             "tests/rehearsal",
-            "--ignore=tests/rehearsal/clients",
         ],
         TRITON_INTERPRET="1",
         OMP_NUM_THREADS="1",

@@ -17,8 +17,7 @@ def rehearsal(model: str = "/r/checkpoint", engram: str = "/r/engram-src") -> Si
 
 def pair() -> Site:
     """Two containers, device cuda."""
-    head = Place("spark-1", "head", "10.0.0.1", "enp1s0f1np1", "/model", "/engram-src", ("vllm",))
-    worker = Place(
-        "spark-2", "worker", "10.0.0.2", "enp1s0f0np0", "/model", "/engram-src", ("vllm",)
-    )
+    inside = ("/model", "/engram-src", ("vllm",))
+    head = Place("spark-1", "head", "10.0.0.1", "enp1s0f1np1", *inside, ("rocep1s0f1",), 3)
+    worker = Place("spark-2", "worker", "10.0.0.2", "enp1s0f0np0", *inside, ("rocep1s0f0",), 4)
     return Site("pair", "cuda", head, worker, MASTER_PORT, "0.0.0.0", API_PORT, "/root/.cache")

@@ -69,6 +69,7 @@ def test_the_ranks_differ_in_rank_fields_only(tmp_path: Path, site: Site) -> Non
         "VLLM_HOST_IP",
         "GLOO_SOCKET_IFNAME",
         "NCCL_SOCKET_IFNAME",
+        "TP_SOCKET_IFNAME",
         "NCCL_IB_HCA",
         "NCCL_IB_GID_INDEX",
     }
@@ -199,18 +200,26 @@ def test_a_cpu_rank_has_what_the_interpreter_needs_and_no_fabric(tmp_path: Path)
 
 
 def test_a_cuda_rank_has_its_own_fabric_and_no_interpreter(tmp_path: Path) -> None:
-    text = "HEAD_GID=4\nNCCL_IB_GID_INDEX=7\nNCCL_BUFFSIZE=0002048\n"
-    head, worker = deployed(tmp_path, pair(), text).ranks
-    assert (head.env["NCCL_IB_HCA"], worker.env["NCCL_IB_HCA"]) == ("rocep1s0f1", "rocep1s0f0")
-    assert (head.env["NCCL_IB_GID_INDEX"], worker.env["NCCL_IB_GID_INDEX"]) == ("4", "7")
+    head, worker = deployed(tmp_path, pair(), "NCCL_BUFFSIZE=0002048\n").ranks
+    assert (head.env["NCCL_IB_HCA"], worker.env["NCCL_IB_HCA"]) == ("=rocep1s0f1", "=rocep1s0f0")
+    assert (head.env["NCCL_IB_GID_INDEX"], worker.env["NCCL_IB_GID_INDEX"]) == ("3", "4")
     assert head.env["NCCL_BUFFSIZE"] == "2048"
     assert head.env["VLLM_DISABLE_SHARED_EXPERTS_STREAM"] == "1"
     assert head.env["PYTORCH_CUDA_ALLOC_CONF"] == "expandable_segments:True"
     assert "TRITON_INTERPRET" not in head.env
+
+
+def test_rails_whose_indices_differ_are_left_to_nccl_and_none_is_never_empty(
+    tmp_path: Path,
+) -> None:
     site = pair()
-    found = replace(site, head=replace(site.head, hca="mlx5_0", gid_index=0))
-    assert deployed(tmp_path, found, text).ranks[0].env["NCCL_IB_HCA"] == "mlx5_0"
-    assert deployed(tmp_path, found, text).ranks[0].env["NCCL_IB_GID_INDEX"] == "0"
+    rails = replace(site.head, hcas=("rocep1s0f1", "roceP2p1s0f1"), gid_index=None)
+    env = deployed(tmp_path, replace(site, head=rails)).ranks[0].env
+    assert env["NCCL_IB_HCA"] == "=rocep1s0f1,roceP2p1s0f1"
+    assert "NCCL_IB_GID_INDEX" not in env
+    assert (env["NCCL_IB_ADDR_FAMILY"], env["NCCL_IB_ROCE_VERSION_NUM"]) == ("AF_INET", "2")
+    with pytest.raises(ValueError, match="RoCE device"):
+        deployed(tmp_path, replace(site, head=replace(site.head, hcas=())))
 
 
 @SITES
@@ -263,6 +272,8 @@ def test_the_fingerprint_knows_every_input_but_the_launch(tmp_path: Path) -> Non
     base = deployed(tmp_path, pair())
     settings = settings_of(tmp_path)
     assert deploy(settings, pair(), "another").fingerprint == base.fingerprint
+    drifted = replace(pair(), head=replace(pair().head, gid_index=5))
+    assert deploy(settings, drifted, "l").fingerprint == base.fingerprint
     others = {
         deployed(tmp_path, pair(), "MAX_NUM_SEQS=3\n").fingerprint,
         deployed(tmp_path, pair(), "VLLM_API_KEY=x\n").fingerprint,

@@ -9,8 +9,9 @@ from typing import Literal
 
 from launcher.settings.values import Settings
 
-# Decode batches of 1 to 4 requests with 1 to 6 tokens each (DSpark verifies k + 1 a request).
-CAPTURE_SIZES = ("1", "2", "3", "4", "6", "8", "12", "18", "24")
+# Decode batches of 1 to 4 requests with 1 to 6 tokens each.
+_SIZES = (1, 2, 3, 4, 6, 8, 12, 18, 24)
+_WIDTHS = 16  # requests up to which every width has a graph of its own
 
 _PARSER = "deepseek_v41"
 
@@ -98,12 +99,21 @@ def _graphs(s: Settings, device: str) -> list[str]:
     if s.flag("ENFORCE_EAGER"):
         return [*autotune, "--enforce-eager"]
     extra = _extra(s)
-    if any(word.split("=")[0].replace("_", "-") in _CAPTURE_OPTIONS for word in extra):
+    if any(word.split("=")[0].replace("_", "-") in CAPTURE_OPTIONS for word in extra):
         return autotune
-    return [*autotune, "--cudagraph-capture-sizes", *CAPTURE_SIZES]
+    return [*autotune, CAPTURE_OPTIONS[0], *map(str, capture_sizes(s))]
 
 
-_CAPTURE_OPTIONS = ("--cudagraph-capture-sizes", "--max-cudagraph-capture-size")
+def capture_sizes(s: Settings) -> list[int]:
+    """Tokens of the decode steps that get a CUDA graph: with DSpark k + 1 a request are verified,
+    and a step whose width has no graph runs without one, or padded to the next."""
+    width = s.int("DSPARK_TOKENS") + 1 if s.text("SPEC_METHOD") == "dspark" else 1
+    requests = s.int("MAX_NUM_SEQS")
+    widths = {n * width for n in range(1, min(requests, _WIDTHS) + 1)}
+    return sorted({*_SIZES, *widths, requests * width})
+
+
+CAPTURE_OPTIONS = ("--cudagraph-capture-sizes", "--max-cudagraph-capture-size")
 
 
 def _modalities(s: Settings) -> list[str]:

@@ -19,6 +19,7 @@ _PROFILE: tuple[tuple[str, str, str], ...] = (
     ("KV_CACHE_MEMORY_BYTES", str(64 * _MIB), "a pool that fits beside two ranks in small memory"),
     ("KV_BLOCK_SIZE", "64", "the block of the real pair"),
     ("SWA_BOUNDED_REPLAY", "0", "the same request gives the same tokens, cached or not"),
+    ("GLM53_SPINWAIT_MS", "1", "three processes that spin leave two cores nothing to work with"),
     ("ENFORCE_EAGER", "1", "there are no CUDA graphs on a CPU"),
 )
 

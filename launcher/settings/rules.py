@@ -45,6 +45,14 @@ _FIXED = {
     "--master-addr": "the head's address",
     "--distributed-executor-backend": "always mp",
     "--additional-config": "the launcher's own channel to the overlay",
+    "--tokenizer-mode": "always deepseek_v41",
+    "--tool-call-parser": "always deepseek_v41",
+    "--reasoning-parser": "always deepseek_v41",
+    "--structured-outputs-config.backend": "always xgrammar",
+    "--enable-auto-tool-choice": "always on",
+    "--enable-prefix-caching": "always on",
+    "--mm-encoder-tp-mode": "always data",
+    "--no-swa-bounded-replay": "set SWA_BOUNDED_REPLAY",
     "--kv-cache-dtype": "vLLM chooses the only layout that this model has",
 }
 
@@ -74,11 +82,15 @@ def _extra_args(values: Mapping[str, Value | Secret]) -> list[str]:
     except ValueError as problem:
         return [f"cannot be split into words: {str(problem).lower()}"]
     found = []
+    seen: set[str] = set()
     for position, argument in enumerate(arguments):
         if not argument.startswith("-"):
             continue
         name, _, value = argument.partition("=")
         name = name.replace("_", "-")
+        if name in seen:
+            found.append(f"gives {name} twice; vLLM would take the last without a word")
+        seen.add(name)
         if name in _BY_SETTING:
             found.append(f"must not repeat {name}; set {_BY_SETTING[name]}")
         elif name in _FIXED:

@@ -6,7 +6,7 @@ import hashlib
 import json
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,7 @@ from launcher.nodes.base import Node
 from launcher.record import Record
 from launcher.runtimes.base import Runtime
 from launcher.settings.values import Settings
-from launcher.state import Store
+from launcher.state import DeploymentRecord, Store
 
 ROLES = ("worker", "head")  # in the order of starting: the head waits for its workers
 
@@ -35,6 +35,16 @@ class Context:
     record: Record
     console: Console
     plan: Callable[[str, int], Deployment]  # (launch id, master port) -> what is deployed
+    # Where the ranks are, to be recorded; what their nodes have free, by role, in bytes; and how to
+    # wait until they have it again. Nothing of it for ranks on this machine.
+    reach: Mapping[str, Any] = field(default_factory=dict)
+    memory: Callable[[], Mapping[str, int]] = dict
+    settle: Callable[[DeploymentRecord], None] = lambda recorded: None
+
+    @property
+    def verb(self) -> str:
+        """The command that brings this deployment up."""
+        return "./start.sh rehearse" if self.name == "rehearsal" else "./start.sh"
 
 
 @dataclass(frozen=True)

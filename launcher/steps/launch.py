@@ -28,6 +28,7 @@ class Launch(Step):
     title: str = "launch (worker, then head)"
     needs: tuple[str, ...] = ("engine", "overlay", "checkpoint")
     sources: Path | None = None  # of the overlay: ranks that run older ones are stale
+    master_port: int | None = None  # None: any free one
     now: Callable[[], float] = time.time
 
     def inputs(self, ctx: Context) -> str:
@@ -41,12 +42,12 @@ class Launch(Step):
         return recorded is not None and not recorded.stopping and both_run(ctx, recorded.launch_id)
 
     def do(self, ctx: Context) -> None:
-        stop_all(ctx.store, ctx.runtime, ctx.record, ctx.console)
+        end(ctx)
         # What was free when the boot began may not be so after a long installation.
         preflight.refuse(preflight.port(ctx))
         launch_id = uuid.uuid4().hex[:12]
         api_port = ctx.settings.int("PORT")
-        master_port = ports.free("127.0.0.1", avoid=[api_port])
+        master_port = self.master_port or ports.free("127.0.0.1", avoid=[api_port])
         plan = ctx.plan(launch_id, master_port)
         for rank in plan.ranks:
             for value in rank.secret_env.values():
@@ -62,6 +63,8 @@ class Launch(Step):
             boot_id=processes.boot_id(),
             started=self.now(),
             run=str(ctx.record.folder),
+            reach=ctx.reach,
+            memory=ctx.memory(),
             ranks=tuple(
                 RankRecord(
                     rank.rank,
@@ -79,7 +82,7 @@ class Launch(Step):
             try:
                 pid = ctx.runtime.start(rank, launch_id)
             except LauncherError:
-                stop_all(ctx.store, ctx.runtime, ctx.record, ctx.console)  # no half a pair
+                end(ctx)  # no half a pair
                 raise
             record = record.with_pid(rank.role, pid)
             ctx.store.record(record)
@@ -89,7 +92,7 @@ class Launch(Step):
             ctx.console.say(f"  {rank.role} started, pid {pid}, log {log}")
 
     def undo(self, ctx: Context) -> None:
-        stop_all(ctx.store, ctx.runtime, ctx.record, ctx.console)
+        end(ctx)
 
 
 def digest(folder: Path) -> str:
@@ -103,6 +106,15 @@ def digest(folder: Path) -> str:
 def both_run(ctx: Context, launch_id: str) -> bool:
     found = [ctx.runtime.inspect(role) for role in ROLES]
     return all(rank.running and rank.launch_id == launch_id for rank in found)
+
+
+def end(ctx: Context) -> list[RankStatus]:
+    """End both ranks and wait until their nodes have their memory back; how each had been."""
+    recorded = ctx.store.load().deployment
+    before = stop_all(ctx.store, ctx.runtime, ctx.record, ctx.console)
+    if recorded is not None and any(rank.running for rank in before):
+        ctx.settle(recorded)
+    return before
 
 
 def stop_all(

@@ -78,6 +78,15 @@ RENDEZVOUS = Hook(
     "torch's store listens on every interface, not on the address of the init method",
 )
 
+SPINWAIT = Hook(
+    "vllm.distributed.device_communicators.shm_broadcast:SpinCondition",
+    ("is_reader", "context", "notify_address", "busy_loop_s"),
+    "spark_overlay.waiting:SpinCondition",
+    "a reader of the ranks' queue spins for a second, which takes the cores of a small machine",
+)
+#: Needed before a model is imported, which installs the others.
+EARLY = (RENDEZVOUS, SPINWAIT)
+
 _V41 = "vllm.models.deepseek_v41"
 _MODEL, _DRAFT = f"{_V41}.nvidia.model", f"{_V41}.nvidia.dspark"
 _ATTENTION, _COMPRESSOR = f"{_V41}.attention", f"{_V41}.compressor"

@@ -41,10 +41,11 @@ def register() -> None:
 
         interpreter.require_interpreter()
         interpreter.mend()
-    from spark_overlay.hooks import RENDEZVOUS
+    from spark_overlay.hooks import EARLY
 
-    RENDEZVOUS.check()
-    RENDEZVOUS.apply()  # the ranks meet before a model is imported, which installs the others
+    for hook in EARLY:
+        hook.check()
+        hook.apply()
     from spark_overlay.exl3.config import Exl3Config
 
     register_quantization_config("exl3")(Exl3Config)

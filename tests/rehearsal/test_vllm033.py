@@ -1,35 +1,32 @@
-"""The overlay on vLLM 0.33.0, which the Sparks run: hooks, argv, and the shortest server test.
+"""The overlay on vLLM 0.33.0, which the Sparks run: hooks, argv, and a server with our API.
 
 The tree is vllm033.py's: 0.33.0's Python files over the libraries of the engine's CPU build.
 """
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import vllm033
-from settings_root import settings_of
+from clients.server import MODEL, OFF, PATIENCE, user
+from clients.tools import CALL_TOKENS, GO, WAY
+from doors import HARMLESS, OURS, posts
+from pairs import ROOT, serving
 
-from launcher import health, ports
-from launcher.deployment import Place, Role, Site, deploy
 from launcher.http import Api
-from launcher.rehearsal import HOST, INTERFACE, SERVE
-from launcher.runtimes.process import ProcessRuntime
-from launcher.settings.rehearsal import NAME, PROFILE
+from spark_overlay.serving.routes import CLOSED
 
 pytestmark = pytest.mark.rehearsal
 
-ROOT = Path(__file__).resolve().parents[2]
-READY = 300.0  # seconds a pair may take on a machine that does other things too
-ROLES: tuple[Role, ...] = ("head", "worker")
+CHAT = "/v1/chat/completions"
+NO_REASONING = {"effort": "none"}
 
 # With a draft of k tokens 0.32 keeps k - 1 of a pass's tokens free for it and 0.33 none, so the two
 # would cut a long prompt at different places, and bf16 would not add up to the same.
@@ -66,59 +63,6 @@ def test_hooks_and_argv_fit_0_33(tree: Path) -> None:
     assert " passed" in said and " skipped" not in said, said
 
 
-@contextmanager
-def serving(folder: Path, scratch: Path, path: str) -> Iterator[Api]:
-    """Both ranks as the launcher starts them, with ``path`` as PYTHONPATH; yields when they serve.
-
-    On failure the end of both logs is in the error.
-    """
-    scratch.mkdir()
-
-    def place(role: Role) -> Place:
-        model, engram = str(folder / "checkpoint"), str(folder / "engram-src")
-        program = (sys.executable, "-m", SERVE)
-        return Place("local", role, HOST, INTERFACE, model, engram, program)
-
-    api_port = ports.free(HOST)
-    site = Site(
-        name="rehearsal",
-        device="cpu",
-        head=place("head"),
-        worker=place("worker"),
-        master_port=ports.free(HOST, avoid=(api_port,)),
-        api_host=HOST,
-        api_port=api_port,
-        cache_dir=str(scratch / "cache"),
-        extra_env={"PYTHONPATH": path} if path else {},
-    )
-    settings = settings_of(scratch, CHUNKS).with_profile(NAME, PROFILE)
-    deployment = deploy(settings, site, f"test-{scratch.name}")
-    runtime = ProcessRuntime(ROOT, scratch / "logs", os.environ)
-    api = Api(HOST, api_port)
-    try:
-        for rank in deployment.ranks:
-            runtime.start(rank, deployment.launch_id)
-        deadline = time.monotonic() + READY
-        while fault := health.api_fault(api, deployment.served_model_name, 5.0, time.monotonic):
-            found = [runtime.inspect(role) for role in ROLES]
-            dead = health.ranks_verdict(deployment.launch_id, found)
-            assert dead is None, f"{dead}\n{ends(runtime)}"
-            assert time.monotonic() < deadline, f"{fault}\n{ends(runtime)}"
-            time.sleep(0.3)
-        yield api
-    finally:
-        for role in ROLES:
-            runtime.stop(role, grace=1.0)
-
-
-def ends(runtime: ProcessRuntime) -> str:
-    lines: list[str] = []
-    for role in ROLES:
-        lines.append(f"-- {role}")
-        runtime.tail(role, 25, lines.append)
-    return "\n".join(lines)
-
-
 def completion(api: Api) -> dict[str, Any]:
     """Tokens and log-probabilities of a greedy reply to a prompt of two prefill chunks."""
     body = {
@@ -129,20 +73,54 @@ def completion(api: Api) -> dict[str, Any]:
         "logprobs": 1,
         "return_token_ids": True,
     }
-    answer = api.post("/v1/completions", body, timeout=60)
-    assert answer.status == 200, answer.excerpt()
-    choice = answer.json()["choices"][0]
+    choice = found(api, "/v1/completions", body)["choices"][0]
     return {"tokens": choice["token_ids"], "logprobs": choice["logprobs"]["token_logprobs"]}
+
+
+def found(api: Api, path: str, body: dict[str, Any]) -> Any:
+    answer = api.post(path, body, PATIENCE)
+    assert answer.status == 200, answer.excerpt()
+    return answer.json()
+
+
+def require_our_api(api: Api) -> None:
+    """The three APIs are the overlay's: a lesson in each, a constrained call, official errors."""
+    common = {"model": MODEL, "temperature": 0}
+    asked = {**common, **OFF, "messages": [user("Say hi")], "max_tokens": 8}
+    assert found(api, CHAT, asked)["choices"][0]["message"]["content"] == "hi"
+    assert streamed(api, asked) == "hi"
+    assert found(api, "/v1/messages", asked)["content"] == [{"type": "text", "text": "hi"}]
+    response = {**common, "input": "Say hi", "max_output_tokens": 8, "reasoning": NO_REASONING}
+    (item,) = found(api, "/v1/responses", response)["output"]
+    assert [part["text"] for part in item["content"]] == ["hi"]
+    demanded = {"tools": [GO], "tool_choice": "required", "max_tokens": CALL_TOKENS}
+    choice = found(api, CHAT, {**asked, **demanded})["choices"][0]
+    (call,) = choice["message"]["tool_calls"]
+    assert choice["finish_reason"] == "tool_calls" and call["function"]["name"] == "go"
+    assert json.loads(call["function"]["arguments"])["to"] in WAY["to"]["enum"]
+    refused = api.post(CHAT, {**asked, "model": "no-such-model"}, PATIENCE)
+    assert refused.status == 400
+    assert "but you passed no-such-model" in refused.json()["error"]["message"]
+    assert posts(api) <= {*OURS, *CLOSED, *HARMLESS}, "new doors: see clients/test_doors.py"
+
+
+def streamed(api: Api, asked: dict[str, Any]) -> str:
+    """The content of a stream that comes to its end."""
+    *events, end = api.events(CHAT, {**asked, "stream": True}, PATIENCE)
+    assert end.data == "[DONE]"
+    choices = [json.loads(event.data)["choices"][0] for event in events]
+    return "".join(choice["delta"].get("content") or "" for choice in choices)
 
 
 def test_two_ranks_of_0_33_answer_as_those_of_0_32(
     checkpoint: Callable[[str], Path], tree: Path, tmp_path: Path
 ) -> None:
-    folder = checkpoint("standard")
-    with serving(folder, tmp_path / "033", str(tree)) as api:
+    folder = checkpoint("taught")
+    with serving(folder, tmp_path / "033", path=str(tree), dotenv=CHUNKS) as api:
         assert api.get("/version", 5).json() == {"version": "0.33.0"}
         newer = completion(api)
-    with serving(folder, tmp_path / "032", "") as api:
+        require_our_api(api)
+    with serving(folder, tmp_path / "032", dotenv=CHUNKS) as api:
         assert api.get("/version", 5).json() == {"version": "0.32.0"}
         older = completion(api)
     assert len(newer["tokens"]) == 8

@@ -9,7 +9,6 @@ KEYS = (
         "word",
         "ghcr.io/miaai-lab/deepseek-v4.1-flash-exl3-2x-dgx-sparks:2.9bpw",
         "image of both ranks",
-        "04",
         shown=True,
     ),
     Setting("BUILD", "image", "flag", "0", "build here, always", "04", one_shot=True),

@@ -25,27 +25,30 @@ KEYS = (
         "integer",
         "420",
         "seconds without progress that count as a hang",
-        "03",
-        SECONDS,
+        limits=SECONDS,
     ),
     Setting(
         "CG_ESTIMATE", "launch", "flag", "1", "vLLM counts CUDA graphs when it profiles memory"
     ),
-    Setting(
-        "DSV41_BOOT_SHAPE_WARMUP", "launch", "flag", "1", "warm usual shapes after the start", "03"
-    ),
+    Setting("DSV41_BOOT_SHAPE_WARMUP", "launch", "flag", "1", "warm usual shapes after the start"),
     Setting(
         "DSV41_WARMUP_REQ_TIMEOUT",
         "launch",
         "integer",
         "240",
         "seconds of one warm-up request",
-        "03",
-        SECONDS,
+        limits=SECONDS,
     ),
     Setting("TAIL", "launch", "flag", "0", "follow the log once the API answers", one_shot=True),
-    Setting("CONTAINER_HEAD", "launch", "word", "dsv41-exl3-head", "container of rank 0", "03"),
-    Setting("CONTAINER_WORKER", "launch", "word", "dsv41-exl3-worker", "container of rank 1", "03"),
+    Setting(
+        "CONTAINER_ULIMITS",
+        "launch",
+        "text",
+        "memlock=-1 stack=67108864 core=0",
+        "limits of both containers, name=value (soft and hard)",
+    ),
+    Setting("CONTAINER_HEAD", "launch", "word", "dsv41-exl3-head", "container of rank 0"),
+    Setting("CONTAINER_WORKER", "launch", "word", "dsv41-exl3-worker", "container of rank 1"),
     Setting("TORCH_CUDA_ARCH_LIST", "launch", "text", "12.1a", "architecture of torch's builds"),
     Setting(
         "FLASHINFER_CUDA_ARCH_LIST",
@@ -60,19 +63,10 @@ KEYS = (
         "path",
         "~/.cache/vllm-dsv41-flash-exl3",
         "caches on each node",
-        "03",
     ),
-    Setting(
-        "TRITON_HOST_CACHE", "launch", "path", "", "Triton's cache; empty: in CACHE_ROOT", "03"
-    ),
-    Setting(
-        "TILELANG_HOST_CACHE", "launch", "path", "", "TileLang's cache; empty: in CACHE_ROOT", "03"
-    ),
-    Setting("WORKER_VLLM_CACHE", "launch", "path", "", "on the worker; empty: in CACHE_ROOT", "03"),
-    Setting(
-        "WORKER_TRITON_CACHE", "launch", "path", "", "on the worker; empty: in CACHE_ROOT", "03"
-    ),
-    Setting(
-        "WORKER_TILELANG_CACHE", "launch", "path", "", "on the worker; empty: in CACHE_ROOT", "03"
-    ),
+    Setting("TRITON_HOST_CACHE", "launch", "path", "", "Triton's cache; empty: in CACHE_ROOT"),
+    Setting("TILELANG_HOST_CACHE", "launch", "path", "", "TileLang's cache; empty: in CACHE_ROOT"),
+    Setting("WORKER_VLLM_CACHE", "launch", "path", "", "on the worker; empty: in CACHE_ROOT"),
+    Setting("WORKER_TRITON_CACHE", "launch", "path", "", "on the worker; empty: in CACHE_ROOT"),
+    Setting("WORKER_TILELANG_CACHE", "launch", "path", "", "on the worker; empty: in CACHE_ROOT"),
 )

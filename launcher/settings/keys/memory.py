@@ -9,8 +9,7 @@ KEYS = (
         "decimal",
         "12",
         "GiB that must be free beyond the weights before a start",
-        "03",
-        (0, 1024),
+        limits=(0, 1024),
     ),
     Setting(
         "DSV41_DROP_PAGE_CACHE",

@@ -156,8 +156,7 @@ KEYS = (
         "stock or integer",
         "stock",
         "busy wait on the ranks' shared-memory queue in ms; stock: as vLLM does",
-        "10",
-        (1, 1000),
+        limits=(1, 1000),
         empty_is_default=False,
     ),
 )

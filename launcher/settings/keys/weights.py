@@ -3,9 +3,7 @@
 from launcher.settings.setting import Setting
 
 KEYS = (
-    Setting(
-        "MODEL_HOST", "weights", "path", "./model", "EXL3 checkpoint on the head", "04", shown=True
-    ),
+    Setting("MODEL_HOST", "weights", "path", "./model", "EXL3 checkpoint on the head", shown=True),
     Setting(
         "ENGRAM_DIR",
         "weights",
@@ -81,9 +79,7 @@ KEYS = (
         "04",
         one_shot=True,
     ),
-    Setting(
-        "ENGRAM_SRC", "weights", "path", "", "slim Engram directory; empty: in CACHE_ROOT", "04"
-    ),
+    Setting("ENGRAM_SRC", "weights", "path", "", "slim Engram directory; empty: in CACHE_ROOT"),
     Setting("HOST_NFS", "weights", "flag", "0", "export with the head's own nfs-server", "04"),
     Setting(
         "NFS_SERVER_IP", "weights", "ipv4", "", "address the worker mounts; empty: found", "04"
@@ -148,7 +144,6 @@ KEYS = (
         "path",
         "~/.cache/dsv41-flash-exl3/model",
         "copy on the worker (zfs, rsync)",
-        "04",
     ),
     Setting(
         "WORKER_ENGRAM_DIR",
@@ -156,7 +151,6 @@ KEYS = (
         "path",
         "~/.cache/dsv41-flash-exl3/engram-src",
         "copy on the worker (zfs, rsync)",
-        "04",
     ),
     Setting("ZFS_POOL", "weights", "word", "models", "pool on both nodes", "04"),
     Setting(

@@ -1,0 +1,121 @@
+"""Rules for two Sparks that need more than one setting. Pure.
+
+The rehearsal is not bound by them: its model, its pool and its device are others.
+"""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Sequence
+
+from launcher.commands.vllm import CAPTURE_OPTIONS, capture_sizes
+from launcher.settings.values import Settings, refuse
+
+IMAGE_TOKENS = 1024  # at most, of one image; vLLM wants a whole one in a chunk, and a token more
+# A pool of 2.5 GiB holds 774,400 tokens on each of two ranks (measured by the kit before this one).
+KV_BYTES_PER_TOKEN = (5 << 29) / 774_400
+BLOCKS = (32, 64)
+
+
+def require(settings: Settings) -> None:
+    """Raises UsageError that lists every broken rule with the place of the key at fault."""
+    found = [
+        f"{_where(settings, key)}: {key} {message}"
+        for rule in (_images, _widths, _pool, _blocks, _streams, _threshold)
+        for key, message in rule(settings)
+    ]
+    if found:
+        raise refuse(found)
+
+
+def _where(settings: Settings, key: str) -> str:
+    return next(resolved.where for setting, resolved in settings.items() if setting.key == key)
+
+
+def _images(s: Settings) -> list[tuple[str, str]]:
+    chunk = s.int("MAX_NUM_BATCHED_TOKENS")
+    if s.flag("LANGUAGE_MODEL_ONLY") or chunk > IMAGE_TOKENS:
+        return []
+    return [
+        (
+            "MAX_NUM_BATCHED_TOKENS",
+            f"is {chunk}, and images (LANGUAGE_MODEL_ONLY=0) need at least {IMAGE_TOKENS + 1};"
+            " 1536 is usual",
+        )
+    ]
+
+
+def _widths(s: Settings) -> list[tuple[str, str]]:
+    """A verify step takes k + 1 tokens a request; a width without a graph runs without one."""
+    given = _given_sizes(shlex.split(s.text("EXTRA_ARGS")))
+    if given is None or s.flag("ENFORCE_EAGER"):
+        return []
+    width = s.int("DSPARK_TOKENS") + 1 if s.text("SPEC_METHOD") == "dspark" else 1
+    wanted = {requests * width for requests in range(1, s.int("MAX_NUM_SEQS") + 1)}
+    missing = sorted(wanted - given)
+    if not missing:
+        return []
+    told = ", ".join(map(str, missing[:8])) + (" …" if len(missing) > 8 else "")
+    usual = " ".join(map(str, capture_sizes(s)))
+    return [
+        ("EXTRA_ARGS", f"captures no graph for {told} tokens; without the option it is {usual}")
+    ]
+
+
+def _given_sizes(words: Sequence[str]) -> set[int] | None:
+    """The sizes of --cudagraph-capture-sizes, None where it is not given."""
+    for place, word in enumerate(words):
+        name, equals, value = word.partition("=")
+        if name.replace("_", "-") != CAPTURE_OPTIONS[0]:
+            continue
+        rest = [value] if equals else []
+        for other in words[place + 1 :]:
+            if not other.isdecimal():
+                break
+            rest.append(other)
+        return {int(each) for each in rest if each.isdecimal()}
+    return None
+
+
+def _pool(s: Settings) -> list[tuple[str, str]]:
+    pool = s.maybe_int("KV_CACHE_MEMORY_BYTES")
+    needed = int(s.int("MAX_MODEL_LEN") * KV_BYTES_PER_TOKEN)
+    if pool is None or pool >= needed:
+        return []
+    return [
+        (
+            "KV_CACHE_MEMORY_BYTES",
+            f"is {pool}, room for {int(pool / KV_BYTES_PER_TOKEN)} tokens: one request of"
+            f" MAX_MODEL_LEN={s.int('MAX_MODEL_LEN')} needs {needed}",
+        )
+    ]
+
+
+def _blocks(s: Settings) -> list[tuple[str, str]]:
+    size = s.int("KV_BLOCK_SIZE")
+    if size in BLOCKS:
+        return []
+    return [("KV_BLOCK_SIZE", f"is {size}; the kernels of a GB10 (SM12x) have pages of 32 or 64")]
+
+
+def _streams(s: Settings) -> list[tuple[str, str]]:
+    keys = ("DSV41_EXL3_SERIAL_STREAMS", "VLLM_DISABLE_SHARED_EXPERTS_STREAM")
+    off = [key for key in keys if not s.flag(key)]
+    if not off:
+        return []
+    return [
+        (key, "is 0: two streams of EXL3 kernels wait for each other for ever; set it to 1")
+        for key in off
+    ]
+
+
+def _threshold(s: Settings) -> list[tuple[str, str]]:
+    threshold, chunk = s.maybe_int("LONG_PREFILL_TOKEN_THRESHOLD"), s.int("MAX_NUM_BATCHED_TOKENS")
+    if threshold is None or threshold <= chunk:
+        return []
+    return [
+        (
+            "LONG_PREFILL_TOKEN_THRESHOLD",
+            f"is {threshold}, above MAX_NUM_BATCHED_TOKENS={chunk}; keep it 256 below",
+        )
+    ]
