@@ -8,6 +8,7 @@ from pathlib import Path
 
 from launcher.console import Console
 from launcher.errors import UsageError
+from launcher.pair import reach
 from launcher.record import Record, Secrets, open_run
 from launcher.runtimes.base import Runtime
 from launcher.runtimes.process import ProcessRuntime
@@ -18,6 +19,7 @@ from launcher.settings.values import Settings
 from launcher.state import Store
 from launcher.steps.base import Context, Step
 
+REHEARSAL, PAIR = "rehearsal", "pair"
 Builder = Callable[["App", Settings, Record], tuple[Context, Sequence[Step]]]
 
 
@@ -42,27 +44,56 @@ class App:
         return self.logs / "lock"
 
     def settings(
-        self, overrides: Sequence[str], say: Callable[[str], None] | None = None
+        self,
+        overrides: Sequence[str] = (),
+        say: Callable[[str], None] | None = None,
+        deployment: str = REHEARSAL,
     ) -> Settings:
-        """The rehearsal's settings. Their secrets are masked from here on, wherever we write."""
-        found = load(self.root, self.environ, overrides, PROFILE, say=say or self.console.warn)
+        """A deployment's settings. Their secrets are masked from here on, wherever we write."""
+        profile = PROFILE if deployment == REHEARSAL else None
+        found = load(self.root, self.environ, overrides, profile, say=say or self.console.warn)
         for _, resolved in found.items():
             if isinstance(resolved.value, Secret):
                 self.secrets.add(resolved.value.reveal())
         return found
 
+    def recorded_name(self) -> str:
+        """The deployment that a verb without one acts on."""
+        recorded = self.store.load().deployment
+        return REHEARSAL if recorded is None else recorded.name
+
     def open_run(self) -> Record:
         return open_run(self.logs, secrets=self.secrets)
 
     def runtime(self, deployment: str) -> Runtime:
-        """The runtime of a deployment's ranks.
+        """The runtime of a deployment's ranks, where they were started or, if none is recorded,
+        where the settings would start them.
 
         Raises UsageError for one that this version cannot reach.
         """
-        if deployment == "rehearsal":
+        if deployment == REHEARSAL:
             return ProcessRuntime(self.root, self.logs, self.environ)
+        if deployment == PAIR:
+            return reach.runtime(self.reach(), self.logs)
         raise UsageError(
             f"the deployment recorded in {self.store.path} is named {deployment}",
-            "rehearsal: the only one that this version can start and stop",
+            f"{REHEARSAL} or {PAIR}: those that this version can start and stop",
             "use the version of the launcher that started it",
         )
+
+    def reach(self) -> reach.Reach:
+        """How the pair's containers are reached."""
+        recorded = self.store.load().deployment
+        if recorded is not None and recorded.name == PAIR:
+            try:
+                return reach.Reach.of_record(recorded.reach)
+            except (KeyError, TypeError) as error:
+                raise UsageError(
+                    f"the pair recorded in {self.store.path} does not say where its ranks are"
+                    f" ({error!r})",
+                    "a record that this version made",
+                    f"docker ps on both nodes shows what runs; move {self.store.path} away, then"
+                    " ./start.sh stop finds what this checkout started",
+                ) from error
+        settings = self.settings(deployment=PAIR, say=lambda line: None)
+        return reach.Reach.of_settings(settings, self.root)

@@ -14,7 +14,7 @@ from pathlib import Path
 from types import FrameType
 
 from launcher import rehearsal, verbs
-from launcher.app import App, Builder
+from launcher.app import PAIR, App, Builder
 from launcher.console import Console
 from launcher.errors import LauncherError
 from launcher.record import Secrets
@@ -22,11 +22,13 @@ from launcher.settings import cli_config
 from launcher.smoke.server import TIMEOUT
 
 ROOT = Path(__file__).resolve().parents[1]
+REHEARSE = "./start.sh rehearse"
 DAY = 86400.0  # seconds
 
 VERBS: Mapping[str, tuple[str, Callable[[App, argparse.Namespace], int] | None]] = {
     "rehearse": ("serve a tiny V4.1 from two ranks on this machine, no GPU", verbs.rehearse),
-    "start": ("serve from two Sparks (not built yet); the verb when none is given", verbs.start),
+    "start": ("serve from two Sparks; the verb when none is given", verbs.start),
+    "doctor": ("look at both Sparks and the link between them; changes nothing", verbs.doctor),
     "download": ("fetch the weights (not built yet)", verbs.download),
     "status": ("how the deployment stands: 0 serving, 4 starting, 3 half up, 1 down", verbs.status),
     "smoke": ("try a running server: chat, tools, Responses, Messages, many at once", verbs.smoke),
@@ -37,7 +39,7 @@ VERBS: Mapping[str, tuple[str, Callable[[App, argparse.Namespace], int] | None]]
     "test": ("run the tests", None),
     "help": ("this text", None),
 }
-WITH_SETTINGS = {"rehearse", "start", "download", "restart", "config"}
+WITH_SETTINGS = {"rehearse", "start", "doctor", "download", "restart", "config"}
 
 
 class Interrupted(KeyboardInterrupt):
@@ -104,8 +106,8 @@ def usage() -> str:
     return (
         "usage: ./start.sh [VERB] [OPTIONS]\n\n"
         f"{rows}\n\n"
-        "./start.sh VERB --help shows the options of a verb. rehearse, restart and config take\n"
-        "--set KEY=VALUE … : settings for this one run, above those of .env."
+        "./start.sh VERB --help shows the options of a verb. start, rehearse, restart, doctor and\n"
+        "config take --set KEY=VALUE … : settings for this one run, above those of .env."
     )
 
 
@@ -184,15 +186,14 @@ def _say_interrupted(app: App, verb: str) -> None:
         return
     with contextlib.suppress(LauncherError, OSError):
         left = verbs.running_on(app)
+        again = "./start.sh" if app.recorded_name() == PAIR or verb == "start" else REHEARSE
         if left:
             app.console.warn(
                 f"broken off; the {' and the '.join(left)} run{'s' if len(left) == 1 else ''} on."
-                " Next: ./start.sh status; ./start.sh rehearse goes on where this stopped;"
+                f" Next: ./start.sh status; {again} goes on where this stopped;"
                 " ./start.sh stop ends them"
             )
-        elif verb in ("rehearse", "restart"):
-            app.console.warn(
-                "broken off; no rank runs. Next: ./start.sh rehearse goes on where this stopped"
-            )
+        elif verb in ("rehearse", "start", "restart"):
+            app.console.warn(f"broken off; no rank runs. Next: {again} goes on where this stopped")
         else:
             app.console.warn(f"broken off. Next: ./start.sh {verb} again")

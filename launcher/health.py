@@ -45,9 +45,13 @@ def ranks_verdict(launch_id: str, ranks: Sequence[RankStatus]) -> Verdict | None
             continue
         if rank.running:
             told.append(f"the {rank.role} runs under another launch id ({rank.launch_id})")
+        elif rank.state == "unreachable":
+            told.append(f"the {rank.role}'s node does not answer: {rank.note}")
         else:
             told.append(f"the {rank.role} {rank.ending()}")
-    standing = Standing.HALF_UP if any(rank.running for rank in found) else Standing.DOWN
+    # A rank that cannot be asked may well run.
+    up = any(rank.running or rank.state == "unreachable" for rank in found)
+    standing = Standing.HALF_UP if up else Standing.DOWN
     return Verdict(standing, "; ".join(told), found)
 
 
@@ -110,7 +114,8 @@ def judge(
 ) -> Verdict:
     """How the recorded deployment stands now; ``probe`` seconds for one token, None to ask none."""
     found = tuple(ranks)
-    if deployment.boot_id != boot_id:
+    # Containers say themselves that they ended; of a process nothing is left but its record.
+    if deployment.boot_id != boot_id and not deployment.reach:
         return Verdict(Standing.DOWN, "the machine was started anew since the launch", found)
     decided = ranks_verdict(deployment.launch_id, found)
     if decided is not None:

@@ -44,6 +44,17 @@ def find(pid: int) -> Process | None:
     return Process(pid, int(rest[1]), int(rest[3]), int(rest[19]), rest[0] in "ZX")
 
 
+def usage(pid: int) -> tuple[str, float] | None:
+    """Name and CPU seconds of a process, None if it is gone."""
+    try:
+        text = Path(f"/proc/{pid}/stat").read_text()
+    except (FileNotFoundError, ProcessLookupError):
+        return None
+    name, rest = text[text.index("(") + 1 :].rsplit(")", 1)
+    user, system = rest.split()[11:13]
+    return name, (int(user) + int(system)) / os.sysconf("SC_CLK_TCK")
+
+
 def myself() -> Process:
     process = find(os.getpid())
     assert process is not None

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from launcher.app import App
+from launcher.app import REHEARSAL, App
 from launcher.deployment import Deployment, Place, Role, Site, deploy
 from launcher.nodes.local import LocalNode
 from launcher.record import Record
@@ -20,7 +20,6 @@ from launcher.steps.preflight import Preflight
 from launcher.steps.ready import Ready
 from launcher.steps.watcher import Watcher
 
-NAME = "rehearsal"
 HOST = "127.0.0.1"
 INTERFACE = "lo"
 SERVE = "spark_overlay.serving.serve"
@@ -75,12 +74,12 @@ def context(
         return deploy(settings, site, launch_id)
 
     return Context(
-        name=NAME,
+        name=REHEARSAL,
         root=app.root,
         logs=app.logs,
         settings=settings,
         node=LocalNode(),
-        runtime=app.runtime(NAME),
+        runtime=app.runtime(REHEARSAL),
         store=app.store,
         record=record,
         console=app.console,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -49,8 +50,9 @@ def standing(app: App, probe: float | None = None) -> Report:
     """Look at the recorded deployment; ``probe`` seconds for one generated token, None for none."""
     deployment = app.store.load().deployment
     launcher = lock.holder(app.lock)
-    runtime = app.runtime("rehearsal" if deployment is None else deployment.name)
-    ranks = tuple(runtime.inspect(role) for role in ROLES)
+    runtime = app.runtime(app.recorded_name())
+    with ThreadPoolExecutor(len(ROLES)) as pool:
+        ranks = tuple(pool.map(runtime.inspect, ROLES))
     if deployment is None:
         verdict = _unrecorded(ranks)
     else:
@@ -62,7 +64,7 @@ def standing(app: App, probe: float | None = None) -> Report:
             within=WITHIN,
             probe=probe,
         )
-    at_work = launcher is not None and launcher.verb in ("rehearse", "restart")
+    at_work = launcher is not None and launcher.verb in ("rehearse", "start", "restart")
     if at_work and all(rank.state == "absent" for rank in ranks):
         verdict = Verdict(Standing.STARTING, "no rank runs yet", ranks)
     return Report(
@@ -106,7 +108,7 @@ def _hints(verdict: Verdict, launcher: lock.Holder | None) -> tuple[str, ...]:
     if verdict.standing is Standing.HALF_UP:
         hints.append("next: ./start.sh logs, then ./start.sh restart or ./start.sh stop")
     elif verdict.standing is Standing.DOWN and launcher is None:
-        hints.append("next: ./start.sh rehearse")
+        hints.append("next: ./start.sh for two Sparks, ./start.sh rehearse on this machine alone")
     return tuple(hints)
 
 

@@ -8,31 +8,38 @@ import shlex
 import time
 from collections.abc import Sequence
 
-from launcher import lock, rehearsal
-from launcher.app import App
+from launcher import lock
+from launcher.app import PAIR, REHEARSAL, App
 from launcher.clock import span
 from launcher.errors import LauncherError, UsageError
+from launcher.pair import aftermath
 from launcher.record import Record
+from launcher.settings import pair_rules
 from launcher.smoke import run as smoking
 from launcher.smoke.chat import QUESTION, TOKENS, user
 from launcher.smoke.target import target
 from launcher.standing import Report, standing
 from launcher.steps import runner
-from launcher.steps.base import ROLES, Context, Step
-from launcher.steps.launch import stop_all
-from launcher.steps.preflight import Preflight
+from launcher.steps.base import PREFLIGHT, ROLES, Context, Step
+from launcher.steps.launch import GRACE, end, stop_all
 from launcher.steps.ready import api_of
 
 PROBE_TIME = 20.0  # seconds for the token of ``status --probe``
 
 
 def rehearse(app: App, args: argparse.Namespace) -> int:
-    with lock.hold(app.lock, "rehearse"):
-        settings = app.settings(args.set)
-        _only(app, rehearsal.NAME)
-        record = app.open_run()
-        ctx, steps = app.build(app, settings, record)
-        _bring_up(app, "rehearse", ctx, steps)
+    return _up(app, "rehearse", REHEARSAL, args)
+
+
+def start(app: App, args: argparse.Namespace) -> int:
+    return _up(app, "start", PAIR, args)
+
+
+def _up(app: App, verb: str, name: str, args: argparse.Namespace) -> int:
+    with lock.hold(app.lock, verb):
+        _only(app, name)
+        ctx, steps = _built(app, name, args)
+        _bring_up(app, verb, ctx, steps)
     return _follow_if_asked(ctx)
 
 
@@ -43,18 +50,16 @@ def restart(app: App, args: argparse.Namespace) -> int:
             raise LauncherError(
                 "no deployment is recorded: there is nothing to restart",
                 "a deployment that was started",
-                "./start.sh rehearse",
+                "./start.sh for two Sparks, ./start.sh rehearse on this machine alone",
             )
         app.runtime(recorded.name)
         # All that can be refused is refused while the old ranks still serve.
-        settings = app.settings(args.set)
-        record = app.open_run()
-        ctx, steps = app.build(app, settings, record)
-        ctx.plan("any", 1)
+        ctx, steps = _built(app, recorded.name, args)
         for step in steps:
-            if isinstance(step, Preflight):
+            if step.key == PREFLIGHT:
                 step.do(ctx)
-        stop_all(ctx.store, ctx.runtime, record, app.console)
+        ctx.plan("any", 1)
+        end(ctx)
         _bring_up(app, "restart", ctx, steps)
     return _follow_if_asked(ctx)
 
@@ -62,15 +67,31 @@ def restart(app: App, args: argparse.Namespace) -> int:
 def stop(app: App, args: argparse.Namespace) -> int:
     with lock.hold(app.lock, "stop"):
         recorded = app.store.load().deployment
-        name = rehearsal.NAME if recorded is None else recorded.name
-        runtime = app.runtime(name)
+        name = _to_stop(app)
         began = time.monotonic()
-        before = stop_all(app.store, runtime, app.open_run(), app.console)
+        grace = aftermath.GRACE if name == PAIR else GRACE
+        before = stop_all(app.store, app.runtime(name), app.open_run(), app.console, grace)
         if any(rank.running for rank in before):
+            if recorded is not None:
+                aftermath.settle(app, recorded)
             app.console.say(f"the {name} is stopped ({span(time.monotonic() - began)})", "good")
         else:
             app.console.say(f"nothing of the {name} ran")
     return 0
+
+
+def _to_stop(app: App) -> str:
+    """The deployment recorded; without a record, the pair if its containers are here."""
+    recorded = app.store.load().deployment
+    if recorded is not None:
+        return recorded.name
+    return PAIR if aftermath.left_behind(app) else REHEARSAL
+
+
+def doctor(app: App, args: argparse.Namespace) -> int:
+    from launcher.pair import look  # Docker's and paramiko's libraries are for two nodes only
+
+    return look.doctor(app, app.settings(args.set, deployment=PAIR))
 
 
 def status(app: App, args: argparse.Namespace) -> int:
@@ -97,14 +118,12 @@ def smoke(app: App, args: argparse.Namespace) -> int:
 
 
 def logs(app: App, args: argparse.Namespace) -> int:
-    recorded = app.store.load().deployment
-    runtime = app.runtime(rehearsal.NAME if recorded is None else recorded.name)
-    path = runtime.log_path(args.role)
-    if not path.exists():
+    runtime = app.runtime(app.recorded_name())
+    if runtime.inspect(args.role).state == "absent" and not runtime.log_path(args.role).exists():
         raise LauncherError(
-            f"there is no log of the {args.role}: {path}",
+            f"there is no log of the {args.role}: {runtime.log_path(args.role)}",
             "a rank that was started",
-            "./start.sh rehearse",
+            "./start.sh for two Sparks, ./start.sh rehearse on this machine alone",
         )
     if args.no_follow:
         runtime.tail(args.role, args.lines, app.console.plain)
@@ -118,20 +137,23 @@ def logs(app: App, args: argparse.Namespace) -> int:
     return 0
 
 
-def start(app: App, args: argparse.Namespace) -> int:
-    raise UsageError(
-        "starting the pair of two Sparks is not built yet",
-        "a deployment that this version can start: the rehearsal on this machine",
-        "./start.sh rehearse",
-    )
-
-
 def download(app: App, args: argparse.Namespace) -> int:
     raise UsageError(
         "downloading the weights is not built yet",
-        "nothing to download: the rehearsal makes its own checkpoint",
-        "./start.sh rehearse",
+        "the files in MODEL_HOST and ENGRAM_SRC, put there by hand; the rehearsal makes its own",
+        "fetch them with huggingface_hub's own command line, or ./start.sh rehearse",
     )
+
+
+def _built(app: App, name: str, args: argparse.Namespace) -> tuple[Context, Sequence[Step]]:
+    """The context and the steps of a deployment; nothing is touched yet."""
+    settings = app.settings(args.set, deployment=name)
+    if name == PAIR:
+        from launcher.pair.build import build
+
+        pair_rules.require(settings)
+        return build(app, settings, app.open_run())
+    return app.build(app, settings, app.open_run())
 
 
 def _only(app: App, name: str) -> None:
@@ -205,6 +227,5 @@ def _tell(app: App, report: Report) -> None:
 
 def running_on(app: App) -> list[str]:
     """Roles whose rank runs now, for the words after Ctrl-C."""
-    recorded = app.store.load().deployment
-    runtime = app.runtime(rehearsal.NAME if recorded is None else recorded.name)
+    runtime = app.runtime(app.recorded_name())
     return [role for role in ROLES if runtime.inspect(role).running]

@@ -226,14 +226,39 @@ def test_a_taken_port_is_told_with_its_holder_before_anything_starts(checkout: C
     assert not (checkout.logs / "ranks").exists()
 
 
+REACH = {
+    "endpoint": {"host": "192.0.2.3"}, "head": "h", "worker": "w", "owner": "o",
+}  # fmt: skip
+
+
 def test_a_recorded_pair_is_not_touched(checkout: Checkout) -> None:
     store = Store(checkout.logs / "state.json")
     store.record(replace(DEPLOYMENT, name="pair"))
     refused = checkout.run("rehearse")
     assert refused.code == 1
     assert "the pair is recorded as up" in refused.said
-    assert checkout.run("stop").code == 2
+    for broken in (replace(DEPLOYMENT, name="pair"), replace(DEPLOYMENT, name="trio")):
+        store.record(broken)
+        assert checkout.run("stop").code == 2
     store.record(None)
+
+
+@pytest.mark.parametrize("verb", ["start", "restart", "doctor"])
+def test_nobody_is_contacted_from_a_machine_that_is_not_the_head(
+    checkout: Checkout, verb: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def contacted(*_: object, **__: object) -> None:
+        raise AssertionError("the worker was contacted")
+
+    for way in ("launcher.nodes.connection.destination", "launcher.nodes.daemon.daemon"):
+        monkeypatch.setattr(way, contacted)
+    Store(checkout.logs / "state.json").record(
+        replace(DEPLOYMENT, name="pair", reach=REACH) if verb == "restart" else None
+    )
+    elsewhere = ["HEAD_IP=192.0.2.1", "WORKER_IP=192.0.2.3"]  # of no machine, by RFC 5737
+    refused = checkout.run(verb, "--set", *elsewhere)
+    assert refused.code == 1
+    assert "HEAD_IP 192.0.2.1 is no address of this machine" in refused.said
 
 
 @pytest.mark.parametrize(
@@ -241,8 +266,8 @@ def test_a_recorded_pair_is_not_touched(checkout: Checkout) -> None:
     [
         (["stat"], "'stat' is not a verb; did you mean start?"),
         (["rehearsal"], "did you mean rehearse?"),
-        (["start"], "./start.sh rehearse"),
-        ([], "./start.sh rehearse"),
+        (["start", "--set", "KV_BLOCK_SIZE=128"], "32 or 64"),
+        (["start", "--set", "WORKER_SSH=a b"], "'a b' as the host"),
         (["download"], "./start.sh rehearse"),
         (["rehearse", "--set", "PORTT=1"], "did you mean PORT?"),
         (["logs", "third"], "invalid choice"),

@@ -14,21 +14,17 @@ import time
 from collections.abc import Iterator
 from dataclasses import replace
 from http.server import ThreadingHTTPServer
-from pathlib import Path
 
 import pytest
 from stub_rank import Api as StubApi
 from test_state import DEPLOYMENT
 
 from launcher import health, ports
-from launcher.errors import LauncherError
 from launcher.health import Standing
 from launcher.http import Api
 from launcher.runtimes.base import RankStatus
 from launcher.smoke import chat
 from launcher.smoke.server import Fault, Server
-from launcher.steps import ready
-from launcher.steps.ready import Stages
 from launcher.watch import pair
 
 HEAD = RankStatus("head", "running", "abc", 10)
@@ -140,27 +136,20 @@ def test_the_address_to_connect_to_is_never_a_wildcard() -> None:
     assert Api("::1", 1).url == "http://[::1]:1"
 
 
-def test_a_dead_rank_is_an_error_with_the_end_of_its_log() -> None:
-    head = replace(DEAD, role="head", ended=9.0, last_lines=("only a consequence",))
-    verdict = health.ranks_verdict("abc", [head, DEAD])
-    assert verdict is not None
-    error = ready.dead(verdict, [head, DEAD], "abc")
-    assert isinstance(error, LauncherError)
-    assert "the worker ended with exit code 3" in error.found
-    assert "last lines of the worker:\n    boom" in error.found
+def test_a_node_that_does_not_answer_leaves_the_pair_half_up(stub: type[StubApi]) -> None:
+    gone = RankStatus("worker", "unreachable", note="no route to host")
+    standing, reason = judged(stub, HEAD, gone)
+    assert standing is Standing.HALF_UP
+    assert reason == "the worker's node does not answer: no route to host"
+    assert judged(stub, replace(DEAD, role="head"), gone)[0] is Standing.HALF_UP
 
 
-def test_the_stage_is_the_last_one_told(tmp_path: Path) -> None:
-    log = tmp_path / "head.log"
-    stages = Stages(log)
-    assert stages.now() == "vLLM is imported"
-    log.write_text("INFO Loading model from scratch...\n")
-    assert stages.now() == "the model is built"
-    with log.open("a") as out:
-        out.write("nothing known\nINFO: Application startup complete.\n")
-    assert stages.now() == "the API is up"
-    log.write_text("a new log\n")
-    assert stages.now() == "the API is up"
+def test_containers_outlive_the_boot_that_started_them_in_their_daemons_word_only(
+    stub: type[StubApi],
+) -> None:
+    far = replace(DEPLOYMENT, reach={"owner": "o"})
+    verdict = health.judge(far, [HEAD, WORKER], api(stub), boot_id="later", within=0.5)
+    assert verdict.standing is Standing.SERVING
 
 
 TABLE = """\
@@ -212,6 +201,7 @@ class World:
             ours=lambda: self.time < self.stopped_at,
             report=lambda status: self.reports.append((self.time, status.role)),
             sleep=self.sleep,
+            clock=lambda: self.time,
         )
 
 
@@ -222,6 +212,13 @@ def test_the_watch_reports_each_death_once_and_goes_on_with_the_survivor() -> No
     world = World({3: UP, 7: {"worker": DEAD}, 20: {"head": replace(DEAD, role="head")}})
     assert world.run() == "every rank has ended"
     assert world.reports == [(7, "worker"), (20, "head")]
+
+
+def test_the_watch_tells_of_a_node_that_stays_away_and_of_its_return() -> None:
+    gone = RankStatus("worker", "unreachable", note="no route to host")
+    world = World({0: UP, 3: {"worker": gone}, 8: UP, 10: {"worker": gone}, 40: UP}, stopped_at=60)
+    assert world.run() == "the deployment was stopped or replaced"
+    assert world.reports == [(30, "worker"), (40, "worker")]
 
 
 def test_the_watch_is_silent_about_an_end_that_was_asked_for() -> None:

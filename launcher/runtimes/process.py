@@ -7,6 +7,7 @@ import fcntl
 import json
 import os
 import select
+import shutil
 import signal
 import subprocess
 import sys
@@ -18,19 +19,12 @@ from typing import Any
 from launcher import files, processes
 from launcher.deployment import Rank
 from launcher.errors import LauncherError
-from launcher.runtimes.base import RankStatus
+from launcher.runtimes import loglines
+from launcher.runtimes.base import Activity, RankStatus
+from launcher.runtimes.filelog import FileLog, replaced
 
-LAST_LINES = 20
-NOISE = (
-    "nanobind: leaked",
-    "leaked function",
-    "leaked type",
-    "skipped remainder",
-    "nanobind: this is likely",
-    "nanobind.readthedocs.io",
-    "resource_tracker",
-)
 TAIL_BYTES = 1 << 18  # how far back a followed log is read
+STACKS = 60.0  # seconds for all processes of a rank to write their stacks
 
 
 class ProcessRuntime:
@@ -50,6 +44,7 @@ class ProcessRuntime:
         self.logs = logs
         self._start_timeout = start_timeout
         self._patience = patience  # seconds for a keeper that is about to leave
+        self._logs: dict[str, FileLog] = {}
 
     def log_path(self, role: str) -> Path:
         return self.logs / f"{role}.log"
@@ -96,7 +91,7 @@ class ProcessRuntime:
             if processes.alive(known["keeper"], known["keeper_ticks"]):
                 return RankStatus(**base, state="running")
             ended = self._exit(folder, known)  # it may have written just before it went
-        lines = _telling(files.tail(self.log_path(role), 10 * LAST_LINES))
+        lines = loglines.telling(files.tail(self.log_path(role), 10 * loglines.LAST_LINES))
         if ended is None:
             note = "its keeper process was killed"
             return RankStatus(**base, state="exited", note=note, last_lines=lines)
@@ -155,7 +150,7 @@ class ProcessRuntime:
                     *whole, rest = (rest + source.read()).split(b"\n")
                     for each in whole:
                         emit(each.decode("utf-8", "replace"))
-                    if _replaced(path, source.fileno()):
+                    if replaced(path, source.fileno()):
                         source.close()
                         source, rest = None, b""
                         continue
@@ -168,12 +163,57 @@ class ProcessRuntime:
             if source is not None:
                 source.close()
 
+    def lines(self, role: str) -> list[str]:
+        log = self._log(role)
+        log.read()
+        return log.new()
+
+    def activity(self, role: str) -> Activity | None:
+        log = self._log(role)
+        log.read()
+        rows = (processes.usage(pid) for pid in self._pids(role))
+        return Activity(log.count, loglines.compiling(row for row in rows if row))
+
+    def stacks(self, role: str, path: Path) -> str:
+        pids = self._pids(role)
+        if not pids:
+            said = f"the {role} has no process to ask"
+        else:
+            # By its path and alone: the launcher's Python has no overlay.
+            script = self.root / "overlay" / "spark_overlay" / "stacks.py"
+            argv = [sys.executable, "-I", "-S", str(script), *map(str, pids)]
+            try:
+                done = subprocess.run(argv, capture_output=True, text=True, timeout=STACKS)
+                said = (done.stdout + done.stderr).strip()
+            except subprocess.TimeoutExpired:
+                said = f"the {role}'s processes did not write their stacks within {STACKS:g} s"
+        saved = self.save_log(role, path)
+        return said if saved else f"{said}\nthe {role} has no log"
+
+    def save_log(self, role: str, path: Path) -> bool:
+        log = self.log_path(role)
+        if not log.exists():
+            return False
+        if path != log:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(log, path)
+        return True
+
     def session(self, role: str) -> int | None:
         """The session id that all processes of the role's rank share, while it runs."""
         known = self._known(self._folder(role))
         if known is None or known["boot_id"] != processes.boot_id():
             return None
         return int(known["pid"])
+
+    def _pids(self, role: str) -> list[int]:
+        """The role's running rank and all below it."""
+        if not self.inspect(role).running or (leader := self.session(role)) is None:
+            return []
+        return [leader, *(process.pid for process in processes.below(leader))]
+
+    def _log(self, role: str) -> FileLog:
+        return self._logs.setdefault(role, FileLog(self.log_path(role)))
 
     def _folder(self, role: str) -> Path:
         return self.logs / "ranks" / role
@@ -247,19 +287,3 @@ class ProcessRuntime:
                 notes,
             )
         return int(answer["pid"])
-
-
-def _telling(lines: tuple[str, ...]) -> tuple[str, ...]:
-    """The last lines without those that every Python with torch prints on its way out."""
-    kept = [line for line in lines if line.strip() and not any(mark in line for mark in NOISE)]
-    return tuple(kept[-LAST_LINES:])
-
-
-def _replaced(path: Path, fd: int) -> bool:
-    """Whether ``path`` is another file now than the one opened."""
-    try:
-        now = path.stat()
-    except FileNotFoundError:
-        return False
-    held = os.fstat(fd)
-    return (now.st_dev, now.st_ino) != (held.st_dev, held.st_ino)

@@ -14,6 +14,7 @@ from launcher.errors import LauncherError
 from launcher.settings import rehearsal
 from launcher.settings.example import example
 from launcher.settings.load import load
+from launcher.settings.readme import block
 from launcher.settings.secret import Secret
 from launcher.settings.table import GROUPS
 from launcher.settings.values import Resolved, Settings
@@ -27,6 +28,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     form.add_argument("--explain", action="store_true", help="a table: value, origin, meaning")
     form.add_argument("--json", action="store_true", help="values and origins as JSON")
     form.add_argument("--example", action="store_true", help="the text of .env.example")
+    form.add_argument("--readme", action="store_true", help="the README's table")
     parser.add_argument("--rehearsal", action="store_true", help="as `rehearse` would see them")
 
 
@@ -34,6 +36,9 @@ def run(args: argparse.Namespace) -> int:
     """Prints to stdout; returns the exit status, 2 when a setting is refused."""
     if getattr(args, "example", False):
         sys.stdout.write(example())
+        return 0
+    if getattr(args, "readme", False):
+        sys.stdout.write(block() + "\n")
         return 0
     profile = rehearsal.PROFILE if getattr(args, "rehearsal", False) else None
     try:

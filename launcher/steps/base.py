@@ -18,6 +18,7 @@ from launcher.runtimes.base import Runtime
 from launcher.settings.values import Settings
 from launcher.state import DeploymentRecord, Store
 
+PREFLIGHT = "preflight"  # the key of the step that looks before anything is touched
 ROLES = ("worker", "head")  # in the order of starting: the head waits for its workers
 
 
@@ -40,6 +41,7 @@ class Context:
     reach: Mapping[str, Any] = field(default_factory=dict)
     memory: Callable[[], Mapping[str, int]] = dict
     settle: Callable[[DeploymentRecord], None] = lambda recorded: None
+    grace: float = 15.0  # seconds a rank may take to end: a headless vLLM takes about five
 
     @property
     def verb(self) -> str:

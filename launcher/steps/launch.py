@@ -104,14 +104,15 @@ def digest(folder: Path) -> str:
 
 
 def both_run(ctx: Context, launch_id: str) -> bool:
-    found = [ctx.runtime.inspect(role) for role in ROLES]
+    with ThreadPoolExecutor(len(ROLES)) as pool:
+        found = list(pool.map(ctx.runtime.inspect, ROLES))
     return all(rank.running and rank.launch_id == launch_id for rank in found)
 
 
 def end(ctx: Context) -> list[RankStatus]:
     """End both ranks and wait until their nodes have their memory back; how each had been."""
     recorded = ctx.store.load().deployment
-    before = stop_all(ctx.store, ctx.runtime, ctx.record, ctx.console)
+    before = stop_all(ctx.store, ctx.runtime, ctx.record, ctx.console, ctx.grace)
     if recorded is not None and any(rank.running for rank in before):
         ctx.settle(recorded)
     return before
@@ -127,13 +128,21 @@ def stop_all(
     recorded = store.load().deployment
     if recorded is not None and not recorded.stopping:
         store.record(replace(recorded, stopping=True))
-    before = [runtime.inspect(role) for role in ROLES]
+    with ThreadPoolExecutor(len(ROLES)) as pool:
+        before = list(pool.map(runtime.inspect, ROLES))
     running = [rank for rank in before if rank.running]
     for rank in running:
         record.event("stop", "stopping", role=rank.role, pid=rank.pid)
         console.say(f"  ending the {rank.role} (pid {rank.pid})")
     with ThreadPoolExecutor(len(ROLES)) as pool:
-        list(pool.map(lambda role: runtime.stop(role, grace), ROLES))
+        after = list(pool.map(lambda role: runtime.stop(role, grace), ROLES))
+    lost = [rank for rank in after if rank.state == "unreachable"]
+    if lost:  # the deployment stays recorded, to be ended later
+        raise LauncherError(
+            f"the {lost[0].role} could not be ended: {lost[0].note}; the other rank is ended",
+            f"a {lost[0].role} that can be reached",
+            "mend the way to it (./start.sh doctor shows what is wrong), then ./start.sh stop",
+        )
     for rank in running:
         record.event("stop", "stopped", role=rank.role, pid=rank.pid)
     if recorded is not None:

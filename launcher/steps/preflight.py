@@ -6,20 +6,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from launcher import ports, processes
-from launcher.errors import LauncherError
+from launcher.findings import Finding, refuse
 from launcher.steps.base import ROLES, Context, Step, fingerprint
 
 MEMORY_BYTES = 6 << 30  # two ranks of the rehearsal take some 4.5 GiB
 DISK_BYTES = 1 << 30
 
-
-@dataclass(frozen=True)
-class Finding:
-    """Something that would stop the boot."""
-
-    found: str
-    needed: str
-    mend: str
+__all__ = ["Finding", "Preflight", "port", "refuse"]
 
 
 @dataclass(frozen=True)
@@ -84,20 +77,6 @@ def port(ctx: Context) -> list[Finding]:
     if not who:
         mend = "set BIND to an address of this machine and PORT to one this user may open"
     return [Finding(found, f"port {number} free for the API", mend)]
-
-
-def refuse(findings: list[Finding]) -> None:
-    """Raise one LauncherError that tells all findings; none, none."""
-    if not findings:
-        return
-    if len(findings) == 1:
-        raise LauncherError(findings[0].found, findings[0].needed, findings[0].mend)
-    told = [f"\n  {n}. {each.found}" for n, each in enumerate(findings, 1)]
-    needed = [f"\n  {n}. {each.needed}" for n, each in enumerate(findings, 1)]
-    mend = [f"\n  {n}. {each.mend}" for n, each in enumerate(findings, 1)]
-    raise LauncherError(
-        f"{len(findings)} things are in the way:{''.join(told)}", "".join(needed), "".join(mend)
-    )
 
 
 def _session(pid: int | None) -> int | None:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -12,28 +12,16 @@ from launcher import health
 from launcher.clock import span
 from launcher.errors import LauncherError
 from launcher.http import Api
-from launcher.runtimes.base import RankStatus
+from launcher.runtimes.base import RankStatus, Runtime
 from launcher.state import DeploymentRecord
 from launcher.steps.base import ROLES, Context, Step, fingerprint
+from launcher.steps.stages import Stages
+from launcher.watch.stall import Silence, Stall
 
-POLL = 0.5  # seconds
 API_TIME = 5.0  # seconds for /health and /v1/models
 TOKEN_TIME = 120.0  # seconds for the first generated token: kernels may be compiled for it
-
-# What a line of vLLM's log means for the one who waits; the latest match is the stage.
-STAGES = (
-    ("Resolved architecture", "the configuration is read"),
-    ("Chunked prefill is enabled", "the engine process starts"),
-    ("Initializing a V1 LLM engine", "the worker processes start"),
-    ("distributed_init_method", "the ranks have met"),
-    ("Loading model from scratch", "the model is built"),
-    ("Loading safetensors", "weights are loaded"),
-    ("Model loading took", "weights are in memory"),
-    ("KV cache size", "the KV cache is laid out"),
-    ("init engine", "the engine is warm"),
-    ("Starting vLLM API server", "the API starts"),
-    ("Application startup complete", "the API is up"),
-)
+UNREACHABLE = 30.0  # seconds for which a node that does not answer may come back
+LOOK = 2.0  # seconds between looks at what the ranks' processes do
 
 
 @dataclass(frozen=True)
@@ -41,6 +29,7 @@ class Ready(Step):
     key: str = "health"
     title: str = "health (both ranks, the API, one token)"
     needs: tuple[str, ...] = ("launch",)
+    poll: float = 0.5  # seconds
     clock: Callable[[], float] = time.monotonic
     sleep: Callable[[float], None] = time.sleep
     now: Callable[[], float] = time.time
@@ -56,15 +45,20 @@ class Ready(Step):
         limit = ctx.settings.int("READY_TIMEOUT")
         began = self.clock()
         since = ctx.console.now()
-        stages = Stages(ctx.runtime.log_path("head"))
+        sight = Sight(ctx.runtime, ctx.settings.int("DSV41_HANG_SECONDS"), self.clock)
         api = api_of(ctx)
         while True:
-            ranks = [ctx.runtime.inspect(role) for role in ROLES]
+            ranks = inspected(ctx.runtime)
             decided = health.ranks_verdict(deployment.launch_id, ranks)
-            if decided is not None:
-                raise dead(decided, ranks, deployment.launch_id)
+            if decided is not None and not sight.may_return(ranks):
+                raise dead(ctx, decided, ranks, deployment.launch_id)
+            silence = sight.look()
+            if silence is not None:
+                raise hung(ctx, silence)
             left = limit - (self.clock() - began)
-            fault = health.api_fault(api, deployment.served_model_name, API_TIME, self.clock)
+            fault: str | None = "a node does not answer"
+            if decided is None:
+                fault = health.api_fault(api, deployment.served_model_name, API_TIME, self.clock)
             if fault is None:
                 within = max(1.0, min(TOKEN_TIME, left))
                 fault = health.token_fault(api, deployment.served_model_name, within)
@@ -72,50 +66,68 @@ class Ready(Step):
                 break
             if left <= 0:
                 raise LauncherError(
-                    f"no token within {span(limit)}; last seen: {stages.now()}; {fault}",
+                    f"no token within {span(limit)}; last seen: {sight.told()}; {fault}",
                     f"a pair that serves within READY_TIMEOUT={limit} s",
                     "./start.sh logs head and ./start.sh logs worker show where each rank stands;"
-                    " both still run: ./start.sh rehearse waits on, ./start.sh stop ends them",
-                    ctx.runtime.log_path("head"),
+                    f" both still run: {ctx.verb} waits on, ./start.sh stop ends them",
+                    kept_log(ctx, "head"),
                 )
-            ctx.console.progress(stages.now(), since)
-            self.sleep(POLL)
+            ctx.console.progress(sight.told(), since)
+            self.sleep(self.poll)
         if deployment.ready is None:
             ctx.store.record(replace(deployment, ready=self.now()))
         ctx.record.event(self.key, "serving", launch_id=deployment.launch_id)
 
 
-class Stages:
-    """The stage that a rank's log tells of, read on from where it was read to."""
+class Sight:
+    """What is seen of two ranks that come up: their stages, and how long nothing has moved."""
 
-    def __init__(self, log: Path) -> None:
-        self._log = log
-        self._at = 0
-        self._stage = "vLLM is imported"
+    def __init__(self, runtime: Runtime, limit: float, clock: Callable[[], float]) -> None:
+        self._runtime = runtime
+        self._clock = clock
+        self._stall = Stall(limit)
+        self._stages = {role: Stages() for role in ROLES}
+        self._looked: float | None = None
+        self._lost: dict[str, float] = {}  # role -> since when its node does not answer
 
-    def now(self) -> str:
-        try:
-            with self._log.open("rb") as source:
-                if self._at > source.seek(0, os.SEEK_END):
-                    self._at = 0
-                source.seek(self._at)
-                text = source.read()
-                self._at += len(text)
-        except FileNotFoundError:
-            return self._stage
-        for line in text.decode("utf-8", "replace").splitlines():
-            for mark, stage in STAGES:
-                if mark in line:
-                    self._stage = stage
-        return self._stage
+    def may_return(self, ranks: list[RankStatus]) -> bool:
+        """Whether all that is wrong is a node that has not answered for a short while."""
+        now = self._clock()
+        gone = {rank.role for rank in ranks if rank.state == "unreachable"}
+        self._lost = {role: self._lost.get(role, now) for role in gone}
+        others = [rank for rank in ranks if rank.role not in gone]
+        return (
+            bool(gone)
+            and all(rank.running for rank in others)
+            and all(now - since < UNREACHABLE for since in self._lost.values())
+        )
+
+    def look(self) -> Silence | None:
+        """How long nothing has moved, once it is too long."""
+        now = self._clock()
+        if self._looked is not None and now - self._looked < LOOK:
+            return None
+        self._looked = now
+        for role in ROLES:
+            self._stages[role].feed(self._runtime.lines(role))
+        found = {role: self._runtime.activity(role) for role in ROLES}
+        return self._stall.see(now, found, {role: self._stages[role].now for role in ROLES})
+
+    def told(self) -> str:
+        head, worker = self._stages["head"].now, self._stages["worker"].now
+        return head if head == worker else f"head: {head}; worker: {worker}"
+
+
+def inspected(runtime: Runtime) -> list[RankStatus]:
+    """Both ranks, asked at the same time: one of them may be on another machine."""
+    with ThreadPoolExecutor(len(ROLES)) as pool:
+        return list(pool.map(runtime.inspect, ROLES))
 
 
 def recorded(ctx: Context) -> DeploymentRecord:
     deployment = ctx.store.load().deployment
     if deployment is None:
-        raise LauncherError(
-            "no deployment is recorded", "the launch before this", "./start.sh rehearse"
-        )
+        raise LauncherError("no deployment is recorded", "the launch before this", ctx.verb)
     return deployment
 
 
@@ -125,16 +137,42 @@ def api_of(ctx: Context) -> Api:
     return Api(deployment.api_host, deployment.api_port, key.reveal() if key else "")
 
 
-def dead(verdict: health.Verdict, ranks: list[RankStatus], launch_id: str) -> LauncherError:
+def kept_log(ctx: Context, role: str) -> Path:
+    """The rank's log as a file of this run, for those who look when its container is gone."""
+    path = ctx.record.folder / f"{role}.log"
+    return path if ctx.runtime.save_log(role, path) else ctx.runtime.log_path(role)
+
+
+def dead(
+    ctx: Context, verdict: health.Verdict, ranks: list[RankStatus], launch_id: str
+) -> LauncherError:
     """The error for a pair that lost a rank, with the end of that rank's log."""
     lost = [rank for rank in ranks if not (rank.running and rank.launch_id == launch_id)]
     # The one that ended first is the likelier cause.
     lost.sort(key=lambda rank: rank.ended or float("inf"))
     lines = "".join(f"\n    {line}" for line in lost[0].last_lines[-20:])
     last = f"; last lines of the {lost[0].role}:{lines}" if lines else ""
+    logs = {role: kept_log(ctx, role) for role in ROLES}
     return LauncherError(
         f"{verdict.reason}{last}",
         "two ranks that run",
-        "mend what the lines say, then ./start.sh rehearse; ./start.sh stop ends what still runs",
-        lost[0].log,
+        f"mend what the lines say, then {ctx.verb}; ./start.sh stop ends what still runs",
+        logs[lost[0].role],
+    )
+
+
+def hung(ctx: Context, silence: Silence) -> LauncherError:
+    """The error for a pair in which nothing moves, with where each thread of it stands."""
+    saved = []
+    for role in ROLES:
+        path = ctx.record.folder / f"{role}-stacks.txt"
+        said = ctx.runtime.stacks(role, path)
+        ctx.record.event("health", "stacks", role=role, asked=said, path=str(path))
+        saved.append(f"{path} ({said})")
+    return LauncherError(
+        f"{silence.words()}; Python stacks: {' and '.join(saved)}",
+        "new log lines or a compiler at work (DSV41_HANG_SECONDS is the limit)",
+        "look where the stacks wait: in NCCL, the link (./start.sh doctor); in a load, the disk;"
+        f" then ./start.sh stop and {ctx.verb}; both ranks still run",
+        kept_log(ctx, "head"),
     )

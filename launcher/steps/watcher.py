@@ -51,8 +51,12 @@ class Watcher(Step):
 
 
 def _start(ctx: Context, launch: str, lock: int) -> None:
-    argv = [sys.executable, "-S", "-m", "launcher.watch.pair", str(ctx.logs), launch]
     recorded = ctx.store.load().deployment
+    far = recorded is not None and bool(recorded.reach)
+    # Without site-packages Python starts faster; the way to another node needs them, and the agent.
+    bare = [] if far else ["-S"]
+    kept = ("PATH", "HOME", "USER", "SSH_AUTH_SOCK") if far else ("PATH",)
+    argv = [sys.executable, *bare, "-m", "launcher.watch.pair", str(ctx.logs), launch]
     run = ctx.record.folder if recorded is None else recorded.run
     notes = os.open(ctx.logs / "watch.log", os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
     try:
@@ -63,7 +67,7 @@ def _start(ctx: Context, launch: str, lock: int) -> None:
             stderr=notes,
             pass_fds=(lock,),
             cwd=ctx.root,
-            env={"PATH": os.environ.get("PATH", os.defpath)},
+            env={"PATH": os.defpath, **{k: os.environ[k] for k in kept if k in os.environ}},
             start_new_session=True,
         )
         child.wait()  # it goes on in a child of its own

@@ -11,15 +11,18 @@ import os
 import sys
 import time
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from launcher import clock, detached, files
 from launcher.record import Record
-from launcher.runtimes.base import RankStatus
+from launcher.runtimes.base import RankStatus, Runtime
 from launcher.runtimes.process import ProcessRuntime
 from launcher.state import Store
 
 POLL = 0.25  # seconds
+FAR_POLL = 5.0  # seconds, where a look goes to another machine
+PATIENCE = 20.0  # seconds for which a node that does not answer may come back
 ROLES = ("head", "worker")
 
 
@@ -31,22 +34,39 @@ def watch(
     report: Callable[[RankStatus], None],
     sleep: Callable[[float], None],
     poll: float = POLL,
+    clock: Callable[[], float] = time.monotonic,
 ) -> str:
     """Poll until there is nothing left to watch; why it ended.
 
     ``inspect`` gives how a role's rank fares under this launch (``absent``: not started yet).
     ``ours`` says whether the launch is still the recorded one and not being stopped; it is asked
-    after each look, so that an end that was asked for is not reported as a death.
+    after each look, so that an end that was asked for is not reported as a death. A node that does
+    not answer is reported once it has not for ``PATIENCE`` seconds, and again when it does.
     """
     dead: set[str] = set()
+    silent: dict[str, float] = {}  # role -> since when its node does not answer
+    told: set[str] = set()
     while True:
-        found = [inspect(role) for role in roles if role not in dead]
+        with ThreadPoolExecutor(len(roles)) as pool:
+            found = list(pool.map(inspect, [role for role in roles if role not in dead]))
         if not ours():
             return "the deployment was stopped or replaced"
         for status in found:
+            role = status.role
+            if status.state == "unreachable":
+                since = silent.setdefault(role, clock())
+                if role not in told and clock() - since >= PATIENCE:
+                    report(status)
+                    told.add(role)
+                continue
+            silent.pop(role, None)
+            if role in told:
+                told.discard(role)
+                if status.running:
+                    report(status)
             if status.state == "exited":
                 report(status)
-                dead.add(status.role)
+                dead.add(role)
         if len(dead) == len(roles):
             return "every rank has ended"
         sleep(poll)
@@ -58,9 +78,15 @@ def main(argv: list[str]) -> int:
     # The inherited lock of argv[3] is held open by this process for as long as it lives.
     entry = {"launch_id": launch_id, "pid": os.getpid()}
     files.replace_json(logs / "ranks" / "watch.json", entry)
-    runtime = ProcessRuntime(Path.cwd(), logs, {})
     store = Store(logs / "state.json")
     record = Record(run)
+    deployment = store.load().deployment
+    far = deployment is not None and bool(deployment.reach)
+    runtime: Runtime = ProcessRuntime(Path.cwd(), logs, {})
+    if deployment is not None and far:
+        from launcher.pair import reach  # with libraries that are for two nodes only
+
+        runtime = reach.runtime(reach.Reach.of_record(deployment.reach), logs)
 
     def inspect(role: str) -> RankStatus:
         status = runtime.inspect(role)
@@ -79,7 +105,10 @@ def main(argv: list[str]) -> int:
             "signal": status.signal,
             "last_lines": list(status.last_lines),
         }
-        record.event("watch", "rank died", **fields)
+        record.event("watch", _EVENTS[status.state], **fields)
+        if status.state == "exited":
+            for role in ROLES:  # a container's log goes with it
+                runtime.save_log(role, run / f"{role}.log")
         with (logs / "watch.log").open("a") as out:
             out.write(told(status, time.time()))
 
@@ -90,13 +119,23 @@ def main(argv: list[str]) -> int:
         ours=ours,
         report=report,
         sleep=time.sleep,
+        poll=FAR_POLL if far else POLL,
     )
     record.event("watch", "ended", why=why)
     return 0
 
 
+_EVENTS = {
+    "exited": "rank died",
+    "unreachable": "node does not answer",
+    "running": "node answers again",
+}
+
+
 def told(status: RankStatus, now: float) -> str:
     """A death in words, with the last lines of the rank's log."""
+    if status.state != "exited":
+        return f"{clock.stamp(now)} {_EVENTS[status.state]}: {status.role}, {status.ending()}\n"
     lines = "".join(f"    {line}\n" for line in status.last_lines)
     return f"{clock.stamp(now)} rank died: {status.role}, {status.ending()}, last lines:\n{lines}"
 

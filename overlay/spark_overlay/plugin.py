@@ -29,8 +29,10 @@ def register() -> None:
 
     Raises, in every process, for a vLLM that was not checked or a CPU without the interpreter.
     """
+    from spark_overlay import stacks
     from spark_overlay.versions import require_supported
 
+    stacks.install()
     require_supported()
     from vllm import ModelRegistry
     from vllm.model_executor.layers.quantization import register_quantization_config

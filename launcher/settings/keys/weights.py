@@ -79,7 +79,9 @@ KEYS = (
         "04",
         one_shot=True,
     ),
-    Setting("ENGRAM_SRC", "weights", "path", "", "slim Engram directory; empty: in CACHE_ROOT"),
+    Setting(
+        "ENGRAM_SRC", "weights", "path", "", "slim Engram directory; empty: in CACHE_ROOT", "04"
+    ),
     Setting("HOST_NFS", "weights", "flag", "0", "export with the head's own nfs-server", "04"),
     Setting(
         "NFS_SERVER_IP", "weights", "ipv4", "", "address the worker mounts; empty: found", "04"

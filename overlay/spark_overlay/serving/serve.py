@@ -12,6 +12,8 @@ import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from spark_overlay import stacks
+from spark_overlay.serving import secret_env
 from spark_overlay.serving.plugin import NAME
 
 
@@ -37,6 +39,8 @@ def require_plugins(environ: Mapping[str, str]) -> None:
 
 
 def main(argv: Sequence[str]) -> None:
+    stacks.install()  # a boot may hang before vLLM gets to load plugins
+    secret_env.load(os.environ)
     require_plugins(os.environ)
     root, command = parser()
     arguments = root.parse_args(list(argv))

@@ -1,0 +1,255 @@
+"""The container of one rank: what Docker is told, from a rank and what is known of its node. Pure.
+
+Inside, both nodes look alike (`MODEL`, `ENGRAM`, `CACHE`), so that the ranks' arguments differ in
+what must differ only. No secret is in a container's arguments, environment or labels: it is in a
+file that is mounted (see `SECRET_ENV`).
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import PurePosixPath
+from typing import Any
+
+from launcher.deployment import Rank, Role
+from launcher.errors import UsageError
+from launcher.settings.values import Settings
+
+MODEL, ENGRAM, CACHE = "/model", "/engram-src", "/cache"
+SECRET_ENV = "/run/spark/secret.env"
+SECRET_VARIABLE = "SPARK_SECRET_ENV"  # names the file to the overlay's serve
+
+LAUNCH, ROLE = "dsv41.launch", "dsv41.role"
+OWNER, FINGERPRINT = "dsv41.owner", "dsv41.fingerprint"
+
+STOP_TIMEOUT = 60  # seconds that Docker itself gives it, when it is not the launcher who stops
+
+
+@dataclass(frozen=True)
+class Mount:
+    source: str
+    target: str
+    read_only: bool = True
+
+    def __post_init__(self) -> None:
+        # Docker takes a source without a slash for the name of a volume, which it makes, empty.
+        if not self.source.startswith("/") or not self.target.startswith("/"):
+            raise ValueError(f"a mount needs absolute paths: {self.source!r} on {self.target!r}")
+
+
+@dataclass(frozen=True)
+class Ulimit:
+    name: str
+    soft: int
+    hard: int
+
+
+@dataclass(frozen=True)
+class NodePlace:
+    """What a rank's container takes from its node; paths are the node's, absolute.
+
+    devices  device nodes that exist there and that the container gets.
+    mounts   beside the model, the tables and the caches.
+    """
+
+    model_dir: str
+    engram_dir: str
+    cache_root: str
+    vllm_cache: str = ""  # empty: in cache_root, as the next two
+    triton_cache: str = ""
+    tilelang_cache: str = ""
+    devices: tuple[str, ...] = ()
+    gpus: bool = True
+    mounts: tuple[Mount, ...] = ()
+
+
+@dataclass(frozen=True)
+class Container:
+    """One container, ready to be made. `secret_file` is on the node, empty without secrets."""
+
+    name: str
+    image: str
+    argv: tuple[str, ...]
+    env: Mapping[str, str]
+    labels: Mapping[str, str]
+    mounts: tuple[Mount, ...]
+    devices: tuple[str, ...]
+    gpus: bool
+    ulimits: tuple[Ulimit, ...]
+    secret_file: str = ""
+    secret_env: Mapping[str, str] = field(default_factory=dict, repr=False)
+
+    def arguments(self) -> dict[str, Any]:
+        """Keyword arguments of the Docker SDK's `create_container`, but for the host's part."""
+        return {
+            "image": self.image,
+            "name": self.name,
+            # Whatever the image would start, or add to what is started, is not wanted.
+            "entrypoint": [self.argv[0]],
+            "command": list(self.argv[1:]),
+            "environment": dict(self.env),
+            "labels": dict(self.labels),
+            "stop_timeout": STOP_TIMEOUT,
+            "healthcheck": {"test": ["NONE"]},
+        }
+
+    def host(self) -> dict[str, Any]:
+        """Keyword arguments of the Docker SDK's `create_host_config`."""
+        limits = [{"name": one.name, "soft": one.soft, "hard": one.hard} for one in self.ulimits]
+        every_gpu = [{"count": -1, "capabilities": [["gpu"]]}]
+        return {
+            "network_mode": "host",
+            "ipc_mode": "host",
+            # A private /dev/shm all the same: what the ranks of a node leave there, however they
+            # end, goes with the container. With the host's it would stay and hold memory.
+            "tmpfs": {"/dev/shm": "rw,nosuid,nodev,mode=1777"},
+            "init": True,
+            # The kernel cannot see whose the GPU's memory is: it shall end the rank first.
+            "oom_score_adj": 1000,
+            "cap_add": ["SYS_PTRACE", "IPC_LOCK"],
+            "ulimits": limits,
+            # Named one by one beside `gpus`: the access that the GPU hook grants is lost when
+            # systemd reloads.
+            "devices": [f"{path}:{path}:rwm" for path in self.devices],
+            "device_requests": every_gpu if self.gpus else [],
+            # Of type "bind" a missing source is an error; as volumes Docker would make it.
+            "mounts": [
+                {
+                    "Type": "bind",
+                    "Source": mount.source,
+                    "Target": mount.target,
+                    "ReadOnly": mount.read_only,
+                }
+                for mount in self.mounts
+            ],
+            "restart_policy": {"Name": "no"},
+            # Its log is read through Docker, so it must be of a kind that can be read.
+            "log_config": {"type": "json-file", "config": {"max-size": "64m", "max-file": "4"}},
+        }
+
+    def writable(self) -> tuple[str, ...]:
+        """Directories of the node that must be made before."""
+        return tuple(mount.source for mount in self.mounts if not mount.read_only)
+
+    def secret_text(self) -> bytes:
+        """The file of `secret_file`: a NAME=value a line, values as JSON strings."""
+        rows = (f"{name}={json.dumps(value)}\n" for name, value in self.secret_env.items())
+        return "".join(rows).encode()
+
+
+def container(
+    rank: Rank, settings: Settings, place: NodePlace, *, owner: str, fingerprint: str = ""
+) -> Container:
+    """The container of `rank`. `owner` tells whose it is: the head's host name and the checkout."""
+    launch_id = rank.env["SPARK_LAUNCH_ID"]
+    cache = PurePosixPath(place.cache_root)
+    vllm = place.vllm_cache or str(cache / "vllm")
+    triton = place.triton_cache or str(cache / "triton")
+    tilelang = place.tilelang_cache or str(cache / "tilelang")
+    mounts = [
+        Mount(place.model_dir, MODEL),
+        Mount(place.engram_dir, ENGRAM),
+        Mount(vllm, f"{CACHE}/vllm", read_only=False),
+        Mount(triton, f"{CACHE}/triton", read_only=False),
+        Mount(tilelang, f"{CACHE}/tilelang", read_only=False),
+        Mount(str(cache / "flashinfer"), "/root/.cache/flashinfer", read_only=False),
+        *place.mounts,
+    ]
+    env = dict(rank.env)
+    secret_file = ""
+    if rank.secret_env:
+        secret_file = str(cache / "launch" / launch_id / "secret.env")
+        mounts.append(Mount(secret_file, SECRET_ENV))
+        env[SECRET_VARIABLE] = SECRET_ENV
+    return Container(
+        name=container_name(settings, rank.role),
+        image=settings.text("IMAGE"),
+        argv=rank.argv,
+        env=env,
+        labels={
+            LAUNCH: launch_id,
+            ROLE: rank.role,
+            OWNER: owner,
+            **({FINGERPRINT: fingerprint} if fingerprint else {}),
+        },
+        mounts=tuple(mounts),
+        devices=place.devices,
+        gpus=place.gpus,
+        ulimits=ulimits(settings.text("CONTAINER_ULIMITS")),
+        secret_file=secret_file,
+        secret_env=rank.secret_env,
+    )
+
+
+def container_name(settings: Settings, role: Role) -> str:
+    return settings.text("CONTAINER_HEAD" if role == "head" else "CONTAINER_WORKER")
+
+
+def place_of(
+    settings: Settings,
+    role: Role,
+    home: str,
+    *,
+    devices: tuple[str, ...] = (),
+    gpus: bool = True,
+    mounts: tuple[Mount, ...] = (),
+) -> NodePlace:
+    """The node of `role` as the settings have it. `home` is the home directory there."""
+    keys: dict[Role, tuple[str, ...]] = {
+        "head": ("MODEL_HOST", "ENGRAM_DIR", "", "TRITON_HOST_CACHE", "TILELANG_HOST_CACHE"),
+        "worker": (
+            "WORKER_MODEL_DIR",
+            "WORKER_ENGRAM_DIR",
+            "WORKER_VLLM_CACHE",
+            "WORKER_TRITON_CACHE",
+            "WORKER_TILELANG_CACHE",
+        ),
+    }
+    # A relative path starts at the checkout; the worker has none.
+    start = str(settings.root) if role == "head" else home
+
+    def path(key: str) -> str:
+        text = settings.text(key) if key else ""
+        return on_node(text, home, start) if text else ""
+
+    model, engram, vllm, triton, tilelang = (path(key) for key in keys[role])
+    return NodePlace(
+        model_dir=model,
+        engram_dir=engram,
+        cache_root=path("CACHE_ROOT"),
+        vllm_cache=vllm,
+        triton_cache=triton,
+        tilelang_cache=tilelang,
+        devices=devices,
+        gpus=gpus,
+        mounts=mounts,
+    )
+
+
+def on_node(text: str, home: str, start: str) -> str:
+    """A path as a node has it: `~` is `home` there, a relative one starts at `start`."""
+    if text == "~" or text.startswith("~/"):
+        text = home + text[1:]
+    return str(PurePosixPath(start) / text)
+
+
+_ULIMIT = re.compile(r"([a-z]+)=(-1|\d+)(?::(-1|\d+))?")
+
+
+def ulimits(text: str) -> tuple[Ulimit, ...]:
+    """ "core=0 nofile=1024:4096" → one a word; raises UsageError for anything else."""
+    found = []
+    for word in text.split():
+        match = _ULIMIT.fullmatch(word)
+        if match is None:
+            raise UsageError(
+                f"{word!r} in CONTAINER_ULIMITS",
+                "name=value or name=soft:hard, with -1 for no limit",
+                "mend CONTAINER_ULIMITS in .env, such as: memlock=-1 stack=67108864 core=0",
+            )
+        name, soft, hard = match.groups()
+        found.append(Ulimit(name, int(soft), int(hard or soft)))
+    return tuple(found)

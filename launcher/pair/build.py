@@ -1,0 +1,88 @@
+"""The pair: a rank in a container on each of two Sparks, over the ConnectX-7 link."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from launcher.app import PAIR, App
+from launcher.commands.container import Container, NodePlace, container, place_of
+from launcher.deployment import Deployment, Rank, deploy
+from launcher.errors import LauncherError
+from launcher.facts.base import Missing
+from launcher.pair import aftermath, look, reach
+from launcher.pair.preflight import PairPreflight, Sight
+from launcher.pair.site import site
+from launcher.record import Record
+from launcher.settings.values import Settings
+from launcher.steps.base import Context, Step
+from launcher.steps.check import Check
+from launcher.steps.launch import Launch
+from launcher.steps.ready import Ready
+from launcher.steps.warmup import Warmup
+from launcher.steps.watcher import Watcher
+from launcher.survey import Survey
+
+POLL = 1.0  # seconds: each look asks two daemons
+
+
+def build(app: App, settings: Settings, record: Record) -> tuple[Context, Sequence[Step]]:
+    """The context and the steps, in boot order, of ``start``. Contacts nobody."""
+    pair = look.Pair.of(settings, app.root, app.logs)
+    sight = Sight()
+
+    def seen() -> look.Seen:
+        if sight.seen is None:
+            raise LauncherError(
+                "nothing is known of the nodes", "the preflight first", "./start.sh"
+            )
+        return sight.seen
+
+    def plan(launch_id: str, master_port: int) -> Deployment:
+        link = seen().link
+        assert link is not None  # the preflight ends where there is none
+        return deploy(settings, site(settings, link), launch_id)
+
+    def describe(rank: Rank) -> Container:
+        found = seen().head if rank.role == "head" else seen().worker
+        mark = plan(rank.env["SPARK_LAUNCH_ID"], settings.int("MASTER_PORT")).fingerprint
+        return container(
+            rank, settings, _place(settings, rank, found), owner=pair.at.owner, fingerprint=mark
+        )
+
+    nodes = {"head": pair.head, "worker": pair.worker}
+    ctx = Context(
+        name=PAIR,
+        root=app.root,
+        logs=app.logs,
+        settings=settings,
+        node=pair.head,
+        runtime=reach.runtime(pair.at, app.logs, describe),
+        store=app.store,
+        record=record,
+        console=app.console,
+        plan=plan,
+        reach=pair.at.record(),
+        memory=lambda: aftermath.memory(nodes),
+        settle=lambda recorded: aftermath.settle(app, recorded),
+        grace=aftermath.GRACE,
+    )
+    steps: list[Step] = [
+        PairPreflight(pair=pair, sight=sight),
+        Launch(needs=(), master_port=settings.int("MASTER_PORT")),
+        Watcher(),
+        Ready(poll=POLL),
+        Warmup(),
+        Check(),
+    ]
+    return ctx, steps
+
+
+def _place(settings: Settings, rank: Rank, found: Survey) -> NodePlace:
+    if rank.role == "head":
+        home = str(Path.home())
+    else:
+        asked = settings.text("WORKER_HOME")
+        home = asked or ("/" if isinstance(found.identity, Missing) else found.identity.home)
+    devices = () if isinstance(found.devices, Missing) else found.devices
+    return place_of(settings, rank.role, home, devices=devices)

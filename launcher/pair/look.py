@@ -1,0 +1,169 @@
+"""A look at both Sparks: their facts, the link between them, and what stands in a start's way."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+from launcher import doctor as reporting
+from launcher import survey
+from launcher.app import App
+from launcher.commands.container import NodePlace, place_of
+from launcher.errors import LauncherError
+from launcher.facts.base import Missing
+from launcher.facts.probes import ReadSpeed
+from launcher.findings import Finding
+from launcher.link import Link, Wanted, find, head_ip
+from launcher.nodes.base import Node
+from launcher.nodes.daemon import daemon
+from launcher.nodes.local import LocalNode
+from launcher.nodes.prove import prove
+from launcher.nodes.ssh import SshNode
+from launcher.pair import reach
+from launcher.preflight import Given, Need, check
+from launcher.settings.values import Settings
+from launcher.survey import Paths, Survey
+
+CACHE_BYTES = 8 << 30  # compiled kernels of a first start
+LOG_BYTES = 1 << 30
+
+
+@dataclass(frozen=True)
+class Pair:
+    """Both nodes and how to reach them, before anything is asked."""
+
+    settings: Settings
+    at: reach.Reach
+    head: Node
+    worker: SshNode
+    logs: Path
+
+    @classmethod
+    def of(cls, settings: Settings, root: Path, logs: Path) -> Pair:
+        at = reach.Reach.of_settings(settings, root)
+        return cls(settings, at, LocalNode("head"), reach.worker(at, logs), logs)
+
+
+@dataclass(frozen=True)
+class Seen:
+    """What was found. ``ways``: what is wrong with the ways to the worker."""
+
+    given: Given
+    head: Survey
+    worker: Survey
+    link: Link | None
+    link_findings: Sequence[Finding]
+    ways: Sequence[Finding]
+
+    def findings(self, probes: Sequence[survey.Probe] = ()) -> list[Finding]:
+        ways = list(self.ways)
+        lost = self.worker.lost
+        if ways and lost is not None:  # the same fault, in the words of the second who met it
+            worker_only = [each for each in self._checked(probes) if each is not lost]
+            return [*ways, *worker_only]
+        return [*ways, *self._checked(probes)]
+
+    def _checked(self, probes: Sequence[survey.Probe]) -> list[Finding]:
+        return check(self.given, self.head, self.worker, self.link, self.link_findings, probes)
+
+
+def elsewhere(pair: Pair) -> list[Finding]:
+    """Whether this machine is not the head. Asked before any contact with the worker."""
+    return head_ip(pair.settings.text("HEAD_IP"), survey.local_interfaces(pair.head))
+
+
+def see(pair: Pair) -> Seen:
+    """Ask both nodes at once; nothing of them is changed."""
+    settings = pair.settings
+    head_place = place_of(settings, "head", str(Path.home()))
+    with ThreadPoolExecutor(2) as pool:
+        head = pool.submit(_survey, pair, "head", head_place)
+        ways = pool.submit(prove, pair.worker).result()
+        place = place_of(settings, "worker", _home(pair)) if not ways else None
+        worker = _survey(pair, "worker", place)
+        both = head.result(), worker
+    needs = tuple(
+        (Need(each.cache_root, CACHE_BYTES, "caches of compiled kernels"),) if each else ()
+        for each in (head_place, place)
+    )
+    given = Given.of(
+        settings,
+        pair.at.owner,
+        (*needs[0], Need(str(pair.logs), LOG_BYTES, "logs")),
+        needs[1],
+    )
+    link, found = find(Wanted.of(settings), *both)
+    return Seen(given, *both, link, found, ways)
+
+
+def _home(pair: Pair) -> str:
+    asked = pair.settings.text("WORKER_HOME")
+    try:
+        return asked or pair.worker.facts().home
+    except LauncherError:
+        return "/"  # the survey says what is wrong with the node
+
+
+def _survey(pair: Pair, role: str, place: NodePlace | None) -> Survey:
+    node: Node = pair.head if role == "head" else pair.worker
+    paths = Paths()
+    if place is not None:
+        paths = Paths(place.model_dir, place.engram_dir, (place.cache_root,))
+        if role == "head":
+            paths = Paths(paths.model, paths.engram, (*paths.disks, str(pair.logs)))
+    client, why = None, "no connection to the Docker daemon"
+    if place is not None:
+        try:
+            far = pair.at.endpoint if role == "worker" else None
+            client = daemon(far, reach.ssh(pair.logs))
+        except LauncherError as error:
+            why = error.found
+    names = (pair.at.head if role == "head" else pair.at.worker,)
+    image = pair.settings.text("IMAGE")
+    try:
+        return survey.survey(role, node, client, paths, image, names=names, no_docker=why)
+    finally:
+        if client is not None:
+            client.close()
+
+
+def doctor(app: App, settings: Settings) -> int:
+    """Print the report; 1 when something would stop a start."""
+    pair = Pair.of(settings, app.root, app.logs)
+    wrong = elsewhere(pair)
+    if wrong:
+        for line in reporting.Report(tuple(map(reporting.of, wrong))).rows():
+            app.console.plain(line)
+        return 1
+    since = app.console.now()
+    app.console.progress("asking both nodes", since)
+    seen = see(pair)
+    nodes: dict[str, Node] = {"head": pair.head, "worker": pair.worker}
+    trees = {"head": seen.head, "worker": seen.worker}
+
+    def largest(role: str) -> str | None:
+        """A file that is there anyway, to be read past the page cache."""
+        tree = trees[role].model
+        sizes = getattr(tree, "sizes", {})
+        name = max(sizes, key=lambda each: sizes[each], default=None)
+        return None if name is None else f"{trees[role].paths.model}/{name}"
+
+    def reads(role: str) -> ReadSpeed | Missing | None:
+        path = largest(role)
+        return None if path is None else survey.read_speed(nodes[role], path)
+
+    checks = reporting.Checks(
+        probes=lambda link: survey.probes(pair.head, link),
+        log=lambda role: survey.kernel_log(nodes[role]),
+        reads=reads,
+    )
+    ways = [*seen.ways]
+    found = reporting.report(
+        seen.given, seen.head, seen.worker, seen.link, seen.link_findings, checks, ways
+    )
+    for row in found.rows():
+        app.console.plain(row)
+    app.console.say(found.verdict, "good" if found.code == 0 else "warning")
+    return found.code

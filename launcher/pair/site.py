@@ -1,0 +1,38 @@
+"""The pair as a `Site`: from the settings and the link that was found. Pure."""
+
+from __future__ import annotations
+
+from launcher.commands.container import CACHE, ENGRAM, MODEL
+from launcher.deployment import Place, Role, Site
+from launcher.link import Link, NodeLink
+from launcher.settings.values import Settings
+
+PROGRAM = ("python3", "-m", "spark_overlay.serving.serve")
+
+
+def site(settings: Settings, link: Link) -> Site:
+    """Both ranks in their containers, each on its own side of the link."""
+
+    def place(role: Role, side: NodeLink) -> Place:
+        return Place(
+            node=role,
+            role=role,
+            host=side.address,
+            interface=side.interface,
+            model_dir=MODEL,
+            engram_dir=ENGRAM,
+            program=PROGRAM,
+            hcas=side.hcas,
+            gid_index=side.gid_index,
+        )
+
+    return Site(
+        name="pair",
+        device="cuda",
+        head=place("head", link.head),
+        worker=place("worker", link.worker),
+        master_port=settings.int("MASTER_PORT"),
+        api_host=settings.text("BIND"),
+        api_port=settings.int("PORT"),
+        cache_dir=CACHE,
+    )

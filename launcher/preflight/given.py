@@ -1,0 +1,67 @@
+"""What the rules compare the facts with."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from launcher.link import Wanted
+from launcher.settings.values import Settings
+
+
+@dataclass(frozen=True)
+class Need:
+    """Bytes to be written below a path; ``present`` of them are there already."""
+
+    path: str
+    bytes: int
+    what: str
+    present: int = 0
+
+    @property
+    def missing(self) -> int:
+        return max(0, self.bytes - self.present)
+
+
+@dataclass(frozen=True)
+class Given:
+    """``owner`` marks this checkout's containers: label dsv41.owner, host name : path."""
+
+    wanted: Wanted
+    owner: str
+    head_container: str
+    worker_container: str
+    image: str
+    bind: str
+    port: int
+    master_port: int
+    margin: float  # GiB of memory beyond the weights
+    head_needs: tuple[Need, ...] = ()
+    worker_needs: tuple[Need, ...] = ()
+
+    @classmethod
+    def of(
+        cls,
+        settings: Settings,
+        owner: str,
+        head_needs: tuple[Need, ...] = (),
+        worker_needs: tuple[Need, ...] = (),
+    ) -> Given:
+        return cls(
+            wanted=Wanted.of(settings),
+            owner=owner,
+            head_container=settings.text("CONTAINER_HEAD"),
+            worker_container=settings.text("CONTAINER_WORKER"),
+            image=settings.text("IMAGE"),
+            bind=settings.text("BIND"),
+            port=settings.int("PORT"),
+            master_port=settings.int("MASTER_PORT"),
+            margin=settings.number("DSV41_BOOT_MARGIN_GIB"),
+            head_needs=head_needs,
+            worker_needs=worker_needs,
+        )
+
+    def container(self, node: str) -> str:
+        return self.head_container if node == "head" else self.worker_container
+
+    def needs(self, node: str) -> tuple[Need, ...]:
+        return self.head_needs if node == "head" else self.worker_needs

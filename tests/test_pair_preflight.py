@@ -1,0 +1,440 @@
+"""The rules both nodes must meet: what each finds, what it needs, how it is mended."""
+
+from __future__ import annotations
+
+if __name__ == "__main__":  # before the imports below, which this Python may lack
+    from _standalone import main
+
+    main(__file__)
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from settings_root import settings_of
+from spark_facts import GIVEN, OWNER, WANTED, docker, interfaces, rank, survey, text
+
+from launcher.errors import LauncherError
+from launcher.facts.base import Missing
+from launcher.facts.docker import Container, Image
+from launcher.facts.gpu import GpuApp
+from launcher.facts.ports import Listening
+from launcher.facts.probes import PingFact
+from launcher.facts.trees import CONFIG, Tree
+from launcher.findings import Finding, refuse, warning, warnings
+from launcher.link import find
+from launcher.preflight import Given, Need, check, memory_needed, standing
+from launcher.preflight import link as linking
+from launcher.survey import Probe, Survey
+
+HEAD, WORKER = survey("head"), survey("worker")
+GIB = 1 << 30
+UP = (
+    survey("head", docker=docker(rank("head"))),
+    survey("worker", docker=docker(rank("worker"))),
+)
+
+
+def checked(
+    head: Survey = HEAD, worker: Survey = WORKER, given: Given = GIVEN, **more: Any
+) -> list[Finding]:
+    link, found = find(WANTED, head, worker)
+    return check(given, head, worker, link, found, **more)
+
+
+def only(
+    head: Survey = HEAD, worker: Survey = WORKER, given: Given = GIVEN, level: str = "wrong"
+) -> Finding:
+    findings = checked(head, worker, given)
+    assert len(findings) == 1 and findings[0].level == level, findings
+    return findings[0]
+
+
+def test_two_healthy_nodes() -> None:
+    assert checked() == []
+
+
+def test_all_is_told_at_once() -> None:
+    head = survey("head", gpus=Missing("nvidia-smi is not installed"), devices=())
+    worker = survey("worker", docker=Missing("Permission denied"), model=Tree(exists=False))
+    findings = checked(head, worker)
+    assert len(findings) == 5
+    with pytest.raises(LauncherError) as refused:
+        refuse(findings)
+    assert "5 things are in the way" in refused.value.found
+    assert "usermod -aG docker" in refused.value.do_next
+
+
+def test_warnings_stop_nothing() -> None:
+    told = warning("a", "b", "c")
+    refuse([told])
+    assert warnings([told, Finding("x", "y", "z")]) == [told]
+
+
+def test_a_node_that_is_lost_is_one_finding() -> None:
+    lost = Finding("worker: not reachable", "a worker", "switch it on")
+    gone = replace(WORKER, lost=lost, docker=Missing("x"), memory=Missing("x"))
+    assert checked(worker=gone) == [lost]
+
+
+# ---- each node ----
+
+
+@pytest.mark.parametrize(
+    ("reason", "mend"),
+    [
+        ("Permission denied", "usermod -aG docker"),
+        ("Connection refused", "systemctl start docker"),
+    ],
+)
+def test_docker_that_does_not_answer(reason: str, mend: str) -> None:
+    assert mend in only(survey("head", docker=Missing(reason))).mend
+
+
+def test_docker_that_is_not_installed() -> None:
+    identity = HEAD.identity
+    assert not isinstance(identity, Missing)
+    bare = replace(identity, tools=())
+    finding = only(survey("head", docker=Missing("no such file"), identity=bare))
+    assert "install Docker" in finding.mend
+
+
+def test_docker_without_gpus_is_a_warning() -> None:
+    identity = HEAD.identity
+    assert not isinstance(identity, Missing)
+    head = survey("head", docker=docker(runtimes=("runc",)), identity=replace(identity, tools=()))
+    assert "nvidia-container-toolkit" in only(head, level="warn").mend
+    # A hook on the PATH serves `--gpus` without a runtime of its own.
+    assert checked(survey("head", docker=docker(runtimes=("runc",)))) == []
+
+
+def test_devices() -> None:
+    names = ("/dev/nvidia0", "/dev/nvidiactl", "/dev/infiniband/rdma_cm")
+    assert "uverbs" in only(survey("head", devices=names)).found
+
+
+def test_a_kernel_that_is_known_to_fail() -> None:
+    identity = HEAD.identity
+    assert not isinstance(identity, Missing)
+    bad = replace(identity, kernel="7.0.0-1019-nvidia")
+    findings = checked(survey("head", identity=bad), survey("worker", identity=bad))
+    assert [each.level for each in findings] == ["warn", "warn"]
+    assert "kho=off" in findings[0].mend
+    mended = replace(bad, cmdline="quiet kho=off")
+    assert checked(survey("head", identity=mended), survey("worker", identity=mended)) == []
+
+
+def test_parity_is_told_and_stops_nothing() -> None:
+    worker = survey("worker", docker=docker(version="27.0.3"))
+    finding = only(worker=worker, level="warn")
+    assert finding.found == "Docker is 28.3.3 on the head and 27.0.3 on the worker"
+
+
+@pytest.mark.parametrize(
+    ("off", "said"), [(0.3, ""), (8.0, "8 s ahead of"), (-60.0, "60 s behind")]
+)
+def test_clocks(off: float, said: str) -> None:
+    findings = checked(worker=survey("worker", clock=1000.1 + off))
+    assert [said in each.found for each in findings] == ([True] if said else [])
+
+
+def test_a_slow_answer_is_no_wrong_clock() -> None:
+    """The node's moment lies somewhere between the question and the answer."""
+    assert checked(worker=survey("worker", clock=1008.0, asked=(1000.0, 1009.0))) == []
+
+
+# ---- image ----
+
+
+def layers(*names: str, architecture: str = "arm64") -> Image:
+    return Image("sha256:other-store", names, architecture, "linux")
+
+
+def test_the_image_is_compared_by_its_layers() -> None:
+    same = layers("sha256:01", "sha256:02", "sha256:03")
+    assert checked(worker=survey("worker", docker=docker(image=same))) == []
+    swapped = layers("sha256:01", "sha256:03", "sha256:02")
+    finding = only(worker=survey("worker", docker=docker(image=swapped)))
+    assert "the first 1 are equal" in finding.found
+
+
+def test_the_image_is_missing_or_of_another_machine() -> None:
+    assert "has no image" in only(worker=survey("worker", docker=docker(image=None))).found
+    head = survey("head", docker=docker(image=layers("x", architecture="amd64")))
+    findings = checked(head)
+    assert "is for amd64" in findings[0].found and "differs" in findings[1].found
+
+
+# ---- weights ----
+
+
+def changed(name: str, kind: str, **change: Any) -> Survey:
+    node = survey(name)
+    tree = getattr(node, kind)
+    return survey(name, **{kind: replace(tree, **change)})
+
+
+def without(node: Survey, kind: str, *names: str) -> dict[str, int]:
+    sizes = getattr(node, kind).sizes
+    return {name: size for name, size in sizes.items() if name not in names}
+
+
+def test_a_shard_that_is_missing_or_a_link_to_nothing() -> None:
+    shard = "model-00007-of-00039.safetensors"
+    sizes = without(WORKER, "model", shard)
+    finding = only(worker=changed("worker", "model", sizes=sizes, broken=(shard,)))
+    assert f"lacks {shard} (1 are links to nothing)" in finding.found
+    assert "WORKER_MODEL_DIR" in finding.found
+
+
+def test_config_and_index_are_needed_too() -> None:
+    finding = only(changed("head", "engram", sizes=without(HEAD, "engram", CONFIG)))
+    assert f"lacks {CONFIG}" in finding.found and "ENGRAM_DIR" in finding.found
+
+
+def test_an_empty_or_cut_shard() -> None:
+    shard = "model-00007-of-00039.safetensors"
+    sizes = {**HEAD.model.sizes, shard: 0}  # type: ignore[union-attr]
+    assert "has empty files" in only(changed("head", "model", sizes=sizes)).found
+    findings = checked(changed("head", "model", sizes=sizes | {shard: 1000}))
+    assert "a file is cut off" in findings[0].found and "differs" in findings[1].found
+
+
+def test_only_the_shards_with_tables_are_needed_of_the_engram_source() -> None:
+    node = HEAD.engram
+    assert isinstance(node, Tree) and len(node.shards) == 48 and len(node.tables) == 2
+    assert checked() == []
+    finding = only(changed("head", "engram", sizes=without(HEAD, "engram", node.tables[0])))
+    assert node.tables[0] in finding.found
+
+
+def test_another_revision_on_the_worker() -> None:
+    tree = WORKER.model
+    assert isinstance(tree, Tree)
+    other = {**tree.hashes, CONFIG: "f" * 64}
+    assert "differs between the nodes: config.json" in only(
+        worker=changed("worker", "model", hashes=other)
+    ).found  # fmt: skip
+
+
+def test_a_directory_that_cannot_be_read() -> None:
+    assert "does not exist" in only(survey("head", model=Tree(exists=False))).found
+    tree = Tree(exists=True, readable=False)
+    assert "may not be read" in only(survey("head", model=tree)).found
+    assert "no answer" in only(survey("head", engram=Missing("no answer within 5 s"))).found
+    assert checked(survey("head", model=None, engram=None)) == []
+
+
+# ---- containers ----
+
+
+@pytest.mark.parametrize(
+    ("head", "worker", "state"),
+    [
+        ([], [], "absent"),
+        ([rank("head")], [rank("worker")], "up"),
+        ([rank("head")], [], "half-up"),
+        ([rank("head", "exited")], [rank("worker")], "half-up"),
+        ([rank("head")], [rank("worker", launch="other")], "mixed"),
+        ([rank("head", "exited")], [rank("worker", "exited")], "ended"),
+        ([rank("head", owner="spark-2c1f:/elsewhere")], [], "absent"),
+    ],
+)
+def test_how_the_pair_stands(head: list[Container], worker: list[Container], state: str) -> None:
+    nodes = survey("head", docker=docker(*head)), survey("worker", docker=docker(*worker))
+    assert standing(OWNER, *nodes).state == state
+
+
+def test_a_half_up_pair_is_told_or_refused() -> None:
+    worker = survey("worker", docker=docker(rank("worker", "exited")))
+    finding = only(UP[0], worker, level="warn")
+    assert "half of the pair is up" in finding.found and "is exited" in finding.found
+    assert checked(UP[0], worker, half_up="wrong")[0].level == "wrong"
+
+
+def test_a_half_up_pair_is_not_guessed_where_docker_is_silent() -> None:
+    findings = checked(UP[0], survey("worker", docker=Missing("timed out")))
+    assert ["timed out" in each.found for each in findings] == [True]
+
+
+def test_a_pair_of_another_checkout_is_never_removed() -> None:
+    other = rank("head", owner="spark-2c1f:/home/spark/other kit")
+    finding = only(survey("head", docker=docker(other)))
+    assert "belongs to spark-2c1f:/home/spark/other kit" in finding.found
+    assert "cd '/home/spark/other kit' && ./start.sh stop" in finding.mend
+    named = replace(other, name="another")
+    assert "a rank of another checkout" in only(survey("head", docker=docker(named))).found
+
+
+def test_a_foreign_container_with_our_name() -> None:
+    foreign = Container("f", "dsv41-exl3-worker", "img", "exited", {})
+    finding = only(worker=survey("worker", docker=docker(foreign)))
+    assert "is not of this launcher" in finding.found and "docker rm -f" in finding.mend
+    assert "CONTAINER_WORKER" in finding.mend
+
+
+def test_gpu_containers_of_others() -> None:
+    other = Container("g", "ollama", "ollama:latest", "running", {}, gpu=True)
+    assert "GPU container of others: ollama" in only(survey("head", docker=docker(other))).found
+    idle = replace(other, state="exited")
+    assert checked(survey("head", docker=docker(idle, replace(other, gpu=False)))) == []
+
+
+def test_gpu_processes_outside_containers() -> None:
+    large = GpuApp(77, "python3", 3 * GIB, "ann")
+    assert "pid 77 of ann computes" in only(survey("head", apps=(large,))).found
+    small = replace(large, memory=None)
+    assert "pid 77" in only(survey("head", apps=(small,)), level="warn").found
+    ours = replace(large, container="id-head")
+    assert checked(survey("head", docker=docker(rank("head")), apps=(ours,)), UP[1]) == []
+
+
+# ---- ports ----
+
+
+def test_ports() -> None:
+    taken = (Listening("127.0.0.1", 8888, 1000), Listening("10.0.0.1", 29521, 0))
+    findings = checked(survey("head", listening=taken))
+    assert [each.topic for each in findings] == ["ports", "ports"]
+    assert "port 8888 of the head is taken (on 127.0.0.1 by uid 1000)" in findings[0].found
+    assert "another MASTER_PORT" in findings[1].mend
+
+
+def test_ports_that_our_own_rank_holds() -> None:
+    taken = (Listening("127.0.0.1", 8888, 0), Listening("10.0.0.1", 29521, 0))
+    head = survey("head", listening=taken, docker=docker(rank("head")))
+    assert checked(head, UP[1]) == []
+    # It serves on 8888: who holds 9999 is another.
+    other = replace(GIVEN, port=9999)
+    elsewhere = survey("head", listening=(Listening("0.0.0.0", 9999, 0),), docker=head.docker)
+    assert "port 9999" in only(elsewhere, UP[1], other).found
+
+
+def test_ports_do_not_matter_on_the_worker_nor_on_other_addresses() -> None:
+    assert checked(worker=survey("worker", listening=(Listening("0.0.0.0", 8888, 0),))) == []
+    assert checked(survey("head", listening=(Listening("10.9.9.9", 8888, 0),))) == []
+
+
+# ---- disk ----
+
+
+def test_room_for_what_is_still_to_be_written() -> None:
+    low = replace(HEAD.disk("~/cache"), free=10 * GIB)  # type: ignore[type-var]
+    needs = (
+        Need("~/cache", 8 * GIB, "for caches"),
+        Need("~/cache", 30 * GIB, "of image", 25 * GIB),
+    )
+    head = survey("head", disks=(low,))
+    finding = only(head, given=replace(GIVEN, head_needs=needs))
+    # Both are on one file system: 8 and 5 do not fit into 10.
+    assert "10.0 GiB free on /" in finding.found and "13.0 GiB there" in finding.needed
+    there = replace(needs[1], present=30 * GIB)
+    assert checked(head, given=replace(GIVEN, head_needs=(needs[0], there))) == []
+
+
+def test_a_place_that_is_another_users_or_memory() -> None:
+    disk = replace(HEAD.disk("~/cache"), writable=False)  # type: ignore[type-var]
+    given = replace(GIVEN, worker_needs=(Need("~/cache", 1, "for caches"),))
+    finding = only(worker=survey("worker", disks=(disk,)), given=given)
+    assert "spark may not write to ~/cache on the worker" in finding.found
+    disk = replace(disk, writable=True, fstype="tmpfs")
+    assert "gone after a reboot" in only(
+        worker=survey("worker", disks=(disk,)), given=given, level="warn"
+    ).found  # fmt: skip
+
+
+def test_disks_that_are_not_known() -> None:
+    given = replace(GIVEN, head_needs=(Need("/x", 1, "for x"),))
+    assert "did not answer for /x" in only(given=given).found
+    assert "hangs" in only(survey("head", disks=Missing("hangs")), given=given).found
+    assert checked(survey("head", disks=Missing("hangs"))) == []
+
+
+# ---- memory ----
+
+
+def test_what_a_rank_needs(tmp_path: Path) -> None:
+    settings = settings_of(tmp_path)
+    assert memory_needed(settings, None) == int(98.9 * GIB) + 12 * GIB
+    assert memory_needed(settings, 200 * GIB) == int(98.9 * GIB) + 12 * GIB
+    assert memory_needed(settings, 3 * GIB) == 15 * GIB
+    assert memory_needed(settings_of(tmp_path, "DSV41_BOOT_MARGIN_GIB=0.5\n"), GIB) == int(
+        1.5 * GIB
+    )
+
+
+def short(name: str, **more: Any) -> Survey:
+    memory = survey(name).memory
+    assert not isinstance(memory, Missing)
+    return survey(name, memory=replace(memory, available=100 * GIB, **more))
+
+
+def test_memory_on_both_nodes() -> None:
+    findings = checked(short("head"), short("worker"))
+    assert [each.topic for each in findings] == ["memory", "memory"]
+    assert "the worker has 100.0 GiB of memory available" in findings[1].found
+    assert "110.1 GiB" in findings[1].needed
+    unknown = only(worker=survey("worker", memory=Missing("no answer within 5 s")))
+    assert "no answer within 5 s" in unknown.found
+
+
+def test_memory_that_our_own_rank_holds() -> None:
+    head = replace(short("head"), docker=docker(rank("head")))
+    assert checked(head, replace(short("worker"), docker=docker(rank("worker")))) == []
+
+
+def test_page_cache_and_pressure_are_warnings() -> None:
+    memory = HEAD.memory
+    assert not isinstance(memory, Missing)
+    full = replace(memory, free=2 * GIB, cached=100 * GIB)
+    assert "drop_caches" in only(survey("head", memory=full), level="warn").mend
+    assert "wait for memory" in only(
+        survey("head", memory=replace(memory, full=35.0)), level="warn"
+    ).found  # fmt: skip
+
+
+# ---- the link ----
+
+
+def probe(full: str, small: str | None = None) -> Probe:
+    link, _ = find(WANTED, HEAD, WORKER)
+    assert link is not None
+    fact = PingFact("enp1s0f1np1", "10.0.0.2", 9000)
+    answers = [None if name is None else fact.parse(text(name)) for name in (full, small)]
+    assert answers[0] is not None
+    return Probe(link.head.rails[0], link.worker.rails[0], answers[0], answers[1])
+
+
+def test_unequal_mtus_are_told_once() -> None:
+    worker = survey("worker", interfaces=interfaces("worker-mtu1500"))
+    findings = checked(worker=worker, probes=[probe("ping-too-long.txt", "ping-ok.txt")])
+    (finding,) = findings
+    assert "has MTU 9000, enp1s0f0np0 of the worker 1500" in finding.found
+    assert "sudo ip link set enp1s0f0np0 mtu 9000" in finding.mend
+
+
+def test_small_mtus_are_a_warning() -> None:
+    def small(name: str) -> Survey:
+        found = tuple(replace(each, mtu=1500) for each in interfaces(name))
+        return survey(name, interfaces=found)
+
+    assert "MTU 9000" in only(small("head"), small("worker"), level="warn").needed
+
+
+def test_packets_that_may_not_be_split() -> None:
+    assert checked(probes=[probe("ping-ok.txt")]) == []
+    (lost,) = checked(probes=[probe("ping-too-long.txt", "ping-ok.txt")])
+    assert "those of 9000 bytes do not (a hop carries 1500)" in lost.found
+    (silent,) = checked(probes=[probe("ping-lost.txt", "ping-lost.txt")])
+    assert "no ping is answered from enp1s0f1np1 to 10.0.0.2" in silent.found
+    untried = replace(probe("ping-ok.txt"), full=Missing("ping is not installed"))
+    (told,) = linking.dont_fragment([untried])
+    assert told.level == "warn" and "ping is not installed" in told.found
+
+
+def test_given_from_settings(tmp_path: Path) -> None:
+    given = Given.of(settings_of(tmp_path, "PORT=9000\n"), OWNER)
+    assert (given.port, given.master_port, given.bind) == (9000, 29521, "127.0.0.1")
+    assert given.margin == 12.0 and given.container("worker") == "dsv41-exl3-worker"
+    assert given.wanted == WANTED
