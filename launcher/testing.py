@@ -136,6 +136,7 @@ def _checks(bench: Bench) -> int:
         [str(tool / "ruff"), "format", "--check", "."],
         [str(tool / "mypy")],
         [str(tool / "shellcheck"), *scripts],
+        [str(tool / "shfmt"), "-i", "4", "-d", *scripts],
     )
     return max(bench.call(command) for command in commands)
 
@@ -198,6 +199,17 @@ def _no_gpu(bench: Bench) -> str | None:
     return None if asked.returncode == 0 else "it needs torch and vLLM: see tests/gpu/README.md"
 
 
+RIG_TOOLS = ("ip", "dockerd", "sshd", "ssh", "rsync", "ping", "tar", "unshare", "nsenter")
+
+
+def _no_rig(bench: Bench) -> str | None:
+    if os.geteuid() != 0:
+        return "it makes network namespaces and mounts: run it as root (sudo ./start.sh test rig)"
+    path = bench.environ.get("PATH", os.defpath) + ":/usr/sbin:/sbin"
+    missing = [tool for tool in RIG_TOOLS if not shutil.which(tool, path=path)]
+    return f"this machine lacks {', '.join(missing)}" if missing else None
+
+
 def _no_tests(name: str, what: str) -> Callable[[Bench], str | None]:
     def obstacle(bench: Bench) -> str | None:
         present = (bench.root / "tests" / name).is_dir()
@@ -215,7 +227,7 @@ LEVELS: tuple[Level, ...] = (
     Level("source", "formats, settings and launcher, without torch", _source, _always),
     Level("engine", "the overlay in vLLM on the CPU", _engine, _always),
     Level("story", "the launcher from outside, with two real ranks", _story, _always),
-    Level("rig", "two nodes in namespaces", _pytest("rig"), _no_tests("rig", "rig"), False),
+    Level("rig", "the launcher on two nodes: ssh, Docker, a link", _pytest("rig"), _no_rig),
     Level("gpu", "kernels on a GPU", _pytest("gpu"), _no_gpu, False),
     Level("vm", "two virtual machines", _pytest("vm"), _no_tests("vm", "virtual pair"), False),
 )

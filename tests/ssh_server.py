@@ -15,6 +15,7 @@ from pathlib import Path
 import psutil
 
 from launcher.nodes.endpoint import Endpoint
+from launcher.nodes.ssh import SshNode
 
 SSHD = "/usr/sbin/sshd"
 ME = pwd.getpwuid(os.getuid()).pw_name
@@ -129,3 +130,7 @@ class Server:
         self.hang_up()
         self.process.terminate()
         self.process.wait(10)
+
+
+def reach(server: Server, endpoint: Endpoint) -> SshNode:
+    return SshNode("worker", endpoint, server.folder / "ssh", include="")

@@ -43,6 +43,7 @@ def daemon(
     following a log has no limit but ssh's own, which leaves a silent worker after 20 s.
     Raises LauncherError.
     """
+    folder = folder.absolute()
     try:
         if endpoint is None:
             return docker.from_env(version="auto", timeout=_whole(timeout))

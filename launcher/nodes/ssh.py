@@ -50,7 +50,7 @@ class SshNode:
     ) -> None:
         self.name = name
         self.endpoint = endpoint
-        self.folder = folder
+        self.folder = folder.absolute()
         self.include = include
         self._lock = threading.Lock()
         self._slots = threading.BoundedSemaphore(SESSIONS)
