@@ -65,16 +65,16 @@ class App:
     def open_run(self) -> Record:
         return open_run(self.logs, secrets=self.secrets)
 
-    def runtime(self, deployment: str) -> Runtime:
+    def runtime(self, deployment: str, patience: float = 10.0) -> Runtime:
         """The runtime of a deployment's ranks, where they were started or, if none is recorded,
-        where the settings would start them.
+        where the settings would start them. ``patience``: seconds for one answer of another node.
 
         Raises UsageError for one that this version cannot reach.
         """
         if deployment == REHEARSAL:
             return ProcessRuntime(self.root, self.logs, self.environ)
         if deployment == PAIR:
-            return reach.runtime(self.reach(), self.logs)
+            return reach.runtime(self.reach(), self.logs, patience=patience)
         raise UsageError(
             f"the deployment recorded in {self.store.path} is named {deployment}",
             f"{REHEARSAL} or {PAIR}: those that this version can start and stop",

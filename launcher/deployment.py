@@ -29,6 +29,7 @@ class Place:
     program     the words before `serve`, such as a Python and `-m` a module.
     hcas        RoCE devices of the link, one a rail.
     gid_index   RoCE v2 GID index of all rails; None: NCCL finds each rail's own.
+    packed_dir  packed Engram rows of this rank; empty: it reads from engram_dir.
     """
 
     node: str
@@ -40,6 +41,7 @@ class Place:
     program: tuple[str, ...]
     hcas: tuple[str, ...] = ()
     gid_index: int | None = None
+    packed_dir: str = ""
 
 
 @dataclass(frozen=True)
@@ -118,6 +120,7 @@ def _rank(settings: Settings, site: Site, place: Place, rank: int, launch_id: st
             device=site.device,
             model_dir=place.model_dir,
             engram_dir=place.engram_dir,
+            packed_dir=place.packed_dir,
             master_addr=site.head.host,
             master_port=site.master_port,
             api_host=site.api_host,

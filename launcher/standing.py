@@ -17,6 +17,7 @@ from launcher.state import DeploymentRecord
 from launcher.steps.base import ROLES
 
 WITHIN = 0.9  # seconds for the API: status is to answer within 1.5 s
+PATIENCE = 4.0  # seconds for another node that does not answer
 
 
 @dataclass(frozen=True)
@@ -50,7 +51,7 @@ def standing(app: App, probe: float | None = None) -> Report:
     """Look at the recorded deployment; ``probe`` seconds for one generated token, None for none."""
     deployment = app.store.load().deployment
     launcher = lock.holder(app.lock)
-    runtime = app.runtime(app.recorded_name())
+    runtime = app.runtime(app.recorded_name(), PATIENCE)
     with ThreadPoolExecutor(len(ROLES)) as pool:
         ranks = tuple(pool.map(runtime.inspect, ROLES))
     if deployment is None:
@@ -65,8 +66,12 @@ def standing(app: App, probe: float | None = None) -> Report:
             probe=probe,
         )
     at_work = launcher is not None and launcher.verb in ("rehearse", "start", "restart")
-    if at_work and all(rank.state == "absent" for rank in ranks):
-        verdict = Verdict(Standing.STARTING, "no rank runs yet", ranks)
+    ended = [rank for rank in ranks if rank.state == "exited"]
+    fresh = deployment is None or deployment.ready is None
+    if at_work and fresh and not ended and any(rank.state == "absent" for rank in ranks):
+        up = [rank.role for rank in ranks if rank.running]
+        told = f"only the {up[0]} runs yet" if up else "no rank runs yet"
+        verdict = Verdict(Standing.STARTING, told, ranks)
     return Report(
         _headline(deployment, verdict), verdict, deployment, launcher, _hints(verdict, launcher)
     )

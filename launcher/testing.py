@@ -199,6 +199,11 @@ def _no_gpu(bench: Bench) -> str | None:
     return None if asked.returncode == 0 else "it needs torch and vLLM: see tests/gpu/README.md"
 
 
+def _rig(bench: Bench) -> int:
+    workers = ["-n", "3", "--dist", "loadfile"]  # each with a rig of its own; they mostly wait
+    return bench.call([bench.python, "-m", "pytest", "-q", *workers, "tests/rig"])
+
+
 RIG_TOOLS = ("ip", "dockerd", "sshd", "ssh", "rsync", "ping", "tar", "unshare", "nsenter")
 
 
@@ -227,7 +232,7 @@ LEVELS: tuple[Level, ...] = (
     Level("source", "formats, settings and launcher, without torch", _source, _always),
     Level("engine", "the overlay in vLLM on the CPU", _engine, _always),
     Level("story", "the launcher from outside, with two real ranks", _story, _always),
-    Level("rig", "the launcher on two nodes: ssh, Docker, a link", _pytest("rig"), _no_rig),
+    Level("rig", "the launcher on two nodes: ssh, Docker, a link", _rig, _no_rig),
     Level("gpu", "kernels on a GPU", _pytest("gpu"), _no_gpu, False),
     Level("vm", "two virtual machines", _pytest("vm"), _no_tests("vm", "virtual pair"), False),
 )

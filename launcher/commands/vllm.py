@@ -28,6 +28,7 @@ class RankPlace:
     master_port: int
     api_host: str
     api_port: int
+    packed_dir: str = ""  # of this rank's packed rows; empty: there is none
 
 
 def serve_arguments(settings: Settings, place: RankPlace) -> tuple[str, ...]:
@@ -68,6 +69,10 @@ def serve_arguments(settings: Settings, place: RankPlace) -> tuple[str, ...]:
     overlay = {
         "engram_dir": place.engram_dir,
         "engram_store": s.text("ENGRAM_STORE"),
+        **({"engram_packed_dir": place.packed_dir} if place.packed_dir else {}),
+        "engram_io_threads": s.int("DSV41_IO_THREADS"),
+        "engram_cache_gib": s.number("DSV41_CACHE_GIB"),
+        "engram_stats_seconds": s.int("DSV41_STATS_SECONDS"),
         "api_sampling": s.text("API_SAMPLING"),
     }
     arguments += ["--additional-config", _json({"spark_overlay": overlay})]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from launcher import doctor as reporting
@@ -23,11 +23,14 @@ from launcher.nodes.prove import prove
 from launcher.nodes.ssh import SshNode
 from launcher.pair import reach
 from launcher.preflight import Given, Need, check
+from launcher.preflight.link import dont_fragment
+from launcher.rails import Rail, Side, carrier
 from launcher.settings.values import Settings
 from launcher.survey import Paths, Survey
 
 CACHE_BYTES = 8 << 30  # compiled kernels of a first start
 LOG_BYTES = 1 << 30
+READ_BYTES = 256 << 20  # a shorter file tells nothing of a disk's speed
 
 
 @dataclass(frozen=True)
@@ -81,6 +84,8 @@ def see(pair: Pair) -> Seen:
     with ThreadPoolExecutor(2) as pool:
         head = pool.submit(_survey, pair, "head", head_place)
         ways = pool.submit(prove, pair.worker).result()
+        if ways:
+            ways = [*_cut_packets(pair), *ways]
         place = place_of(settings, "worker", _home(pair)) if not ways else None
         worker = _survey(pair, "worker", place)
         both = head.result(), worker
@@ -96,6 +101,25 @@ def see(pair: Pair) -> Seen:
     )
     link, found = find(Wanted.of(settings), *both)
     return Seen(given, *both, link, found, ways)
+
+
+def _cut_packets(pair: Pair) -> list[Finding]:
+    """Whether the link loses packets of its own MTU, on which ssh starts and then hangs. Asked
+    without the worker's help."""
+    settings = pair.settings
+    address = settings.text("WORKER_IP")
+    carries = carrier(
+        Side(settings.text("HEAD_IP"), prefix="HEAD"), "head", survey.local_interfaces(pair.head)
+    )
+    if isinstance(carries, Finding):
+        return []
+    interface, mine = carries
+    head = Rail(interface.name, mine.ip, mine.prefix, interface.mtu, "", 0, 0)
+    tried = survey.probe(pair.head, head, replace(head, address=address))
+    small = tried.small
+    if small is None or isinstance(small, Missing) or not small.ok:
+        return []
+    return dont_fragment([tried])
 
 
 def _home(pair: Pair) -> str:
@@ -148,7 +172,9 @@ def doctor(app: App, settings: Settings) -> int:
         tree = trees[role].model
         sizes = getattr(tree, "sizes", {})
         name = max(sizes, key=lambda each: sizes[each], default=None)
-        return None if name is None else f"{trees[role].paths.model}/{name}"
+        if name is None or sizes[name] < READ_BYTES:
+            return None
+        return f"{trees[role].paths.model}/{name}"
 
     def reads(role: str) -> ReadSpeed | Missing | None:
         path = largest(role)

@@ -56,11 +56,15 @@ def worker(reach: Reach, logs: Path) -> SshNode:
 
 
 def runtime(
-    reach: Reach, logs: Path, describe: Callable[[Rank], Container] | None = None
+    reach: Reach,
+    logs: Path,
+    describe: Callable[[Rank], Container] | None = None,
+    patience: float = 10.0,
 ) -> DockerRuntime:
     """Both containers; each daemon is reached when it is first asked something.
 
-    ``describe`` gives the container of a rank, for one that is to be started.
+    ``describe`` gives the container of a rank, for one that is to be started; ``patience`` is for
+    one answer of a daemon, in seconds.
     """
     from launcher.nodes.daemon import daemon
     from launcher.nodes.local import LocalNode
@@ -73,6 +77,7 @@ def runtime(
         owner=reach.owner,
         logs=logs,
         describe=describe,
+        timeout=patience,
     )
 
 

@@ -243,6 +243,8 @@ class DockerRuntime:
                 "mend CACHE_ROOT in .env, or the rights there",
             )
         if made.secret_file:
+            # Containers that were removed behind our back have left theirs.
+            node.remove(Path(made.secret_file).parent.parent)
             node.write(Path(made.secret_file), made.secret_text(), 0o600)
 
     def _run(self, role: str, made: Container) -> int:

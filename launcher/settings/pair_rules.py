@@ -21,7 +21,7 @@ def require(settings: Settings) -> None:
     """Raises UsageError that lists every broken rule with the place of the key at fault."""
     found = [
         f"{_where(settings, key)}: {key} {message}"
-        for rule in (_images, _widths, _pool, _blocks, _streams, _threshold)
+        for rule in (_images, _widths, _pool, _blocks, _streams, _threshold, _store)
         for key, message in rule(settings)
     ]
     if found:
@@ -30,6 +30,16 @@ def require(settings: Settings) -> None:
 
 def _where(settings: Settings, key: str) -> str:
     return next(resolved.where for setting, resolved in settings.items() if setting.key == key)
+
+
+def _store(s: Settings) -> list[tuple[str, str]]:
+    """The stores in Python wait for every step's ids, which a CUDA graph cannot."""
+    kind = s.text("ENGRAM_STORE")
+    if kind == "file" or s.flag("ENFORCE_EAGER"):
+        return []
+    return [
+        ("ENGRAM_STORE", f"is {kind}, which no CUDA graph can hold; use file, or ENFORCE_EAGER=1")
+    ]
 
 
 def _images(s: Settings) -> list[tuple[str, str]]:

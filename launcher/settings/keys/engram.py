@@ -8,20 +8,19 @@ KEYS = (
         "engram",
         "choice",
         "file",
-        "file: rows are read when needed; memory: "
-        "tables are loaded (95 GiB each for the real model)",
-        choices=("file", "memory"),
+        "file: rows are read when needed, by native code; plain: the same by plain reads, for a "
+        "machine without a compiler; memory: tables are loaded (95 GiB each for the real model)",
+        choices=("file", "plain", "memory"),
     ),
-    Setting("DSV41_IO_THREADS", "engram", "integer", "32", "reads in flight", "09", (1, 1024)),
-    Setting("DSV41_CACHE_GIB", "engram", "decimal", "0", "row cache of a node", "09", (0, 1024)),
+    Setting("DSV41_IO_THREADS", "engram", "integer", "32", "reads in flight", limits=(1, 1024)),
+    Setting("DSV41_CACHE_GIB", "engram", "decimal", "0", "row cache of a node", limits=(0, 1024)),
     Setting(
         "DSV41_STATS_SECONDS",
         "engram",
         "integer",
         "60",
         "seconds between lines of read statistics; 0: none",
-        "09",
-        (0, 86400),
+        limits=(0, 86400),
     ),
     Setting(
         "HEAD_PACKED_DIR",

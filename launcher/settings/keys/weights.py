@@ -10,7 +10,6 @@ KEYS = (
         "path",
         "./engram-src",
         "original shards 47 and 48, index and config.json; a whole original tree will do",
-        "04",
         shown=True,
     ),
     Setting(

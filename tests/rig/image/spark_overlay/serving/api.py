@@ -1,0 +1,89 @@
+"""The stub's API: enough of vLLM's for health, models, completions and chats."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import threading
+import time
+from collections.abc import Callable
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+
+import official
+
+TEXT = "323"  # 17 * 19, which the launcher asks
+
+
+def serve(args: argparse.Namespace, mode: str, generate: Callable[[], None]) -> None:
+    """Listen, in threads; what this process dies of ends it too."""
+    Api.model = args.served_model_name
+    Api.key = os.environ.get("VLLM_API_KEY", "")
+    Api.mode = mode
+    Api.generate = staticmethod(generate)
+    server = Server((args.host, args.port), Api)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+
+
+class Server(ThreadingHTTPServer):
+    daemon_threads = True
+    request_queue_size = 64
+
+
+class Api(BaseHTTPRequestHandler):
+    model = ""
+    key = ""
+    mode = "serve"
+    generate: Callable[[], None]
+
+    def do_GET(self) -> None:
+        if self.path == "/health":
+            self.answer(200, b"")
+        elif self.path == "/v1/models" and self.allowed():
+            self.send(official.models(self.model))
+        elif self.path != "/v1/models":
+            self.answer(404, b"{}")
+
+    def do_POST(self) -> None:
+        body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        if not self.allowed():
+            return
+        if body.get("model") != self.model:
+            self.send(official.refusal("no such model", "model"), 400)
+            return
+        type(self).generate()
+        tokens = int(body.get("max_tokens") or 16)
+        usage = official.usage(3, tokens)
+        if self.path == "/v1/completions":
+            self.send({"choices": [{"text": TEXT, "index": 0}], "usage": usage})
+        elif self.path != "/v1/chat/completions":
+            self.answer(404, b"{}")
+        elif body.get("stream"):
+            pieces = official.chat_stream({"content": TEXT}, usage)
+            self.answer(200, official.sent(pieces), "text/event-stream")
+        else:
+            self.send(official.chat({"content": TEXT}, usage))
+
+    def allowed(self) -> bool:
+        if self.key and self.headers.get("Authorization") != f"Bearer {self.key}":
+            self.answer(401, b"{}")
+            return False
+        return True
+
+    def send(self, value: dict[str, Any], status: int = 200) -> None:
+        self.answer(status, json.dumps(value).encode())
+
+    def answer(self, status: int, body: bytes, kind: str = "application/json") -> None:
+        if self.mode == "mute":
+            time.sleep(1e6)
+        if self.mode == "garbage":
+            body = b"<html>"
+        self.send_response(status)
+        self.send_header("Content-Type", kind)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, *args: Any) -> None:
+        pass
