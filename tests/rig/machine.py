@@ -381,3 +381,11 @@ def _called(process: psutil.Process, name: str) -> bool:
     with contextlib.suppress(psutil.Error):
         return process.name() == name
     return False
+
+
+def command_of(process: psutil.Process) -> str:
+    """Its command line; empty when it has ended since it was listed."""
+    try:
+        return " ".join(process.cmdline())
+    except psutil.Error:
+        return ""

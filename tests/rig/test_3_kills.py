@@ -14,6 +14,7 @@ from pathlib import Path
 import psutil
 import pytest
 from head_clone import HeadClone
+from machine import command_of
 from pair import Pair
 from ranks import children, still_alive
 
@@ -88,7 +89,7 @@ def bring_to(clone: HeadClone, state: str) -> None:
 
 
 def watchers(clone: HeadClone) -> list[psutil.Process]:
-    return [each for each in clone.processes() if "launcher.watch" in " ".join(each.cmdline())]
+    return [each for each in clone.processes() if "launcher.watch" in command_of(each)]
 
 
 def test_killed_at(clone: HeadClone, point: Point, outcomes: list[Outcome]) -> None:
@@ -98,7 +99,8 @@ def test_killed_at(clone: HeadClone, point: Point, outcomes: list[Outcome]) -> N
     at = command.began + point.share * LASTS[kind]
     while time.monotonic() < at and command.process.poll() is None:
         time.sleep(0.005)
-    below = [each for each in children(command.pid) if each not in watchers(clone)]
+    watching = watchers(clone)
+    below = [each for each in children(command.pid) if each not in watching]
     ended = command.process.poll() is not None
     if ended:
         LASTS[kind] = 0.7 * LASTS[kind] + 0.3 * (time.monotonic() - command.began)
