@@ -174,13 +174,23 @@ def test_the_overlay_learns_where_each_ranks_tables_are_and_how_chats_are_sample
     tmp_path: Path,
 ) -> None:
     site = pair()
-    site = replace(site, worker=replace(site.worker, engram_dir='/other "place"'))
-    head, worker = deployed(tmp_path, site, "ENGRAM_STORE=memory\nAPI_SAMPLING=request\n").ranks
+    other = replace(site.worker, engram_dir='/other "place"', packed_dir="/packed")
+    site = replace(site, worker=other)
+    text = "ENGRAM_STORE=memory\nAPI_SAMPLING=request\nDSV41_IO_THREADS=96\n"
+    text += "DSV41_CACHE_GIB=1.5\nDSV41_STATS_SECONDS=0\n"
+    head, worker = deployed(tmp_path, site, text).ranks
     configs = [json.loads(option(rank.argv, "--additional-config")) for rank in (head, worker)]
-    told = {"engram_store": "memory", "api_sampling": "request"}
+    told = {
+        "engram_store": "memory",
+        "engram_io_threads": 96,
+        "engram_cache_gib": 1.5,
+        "engram_stats_seconds": 0,
+        "api_sampling": "request",
+    }
+    packed = {"engram_packed_dir": "/packed"}
     assert configs == [
         {"spark_overlay": {"engram_dir": "/engram-src", **told}},
-        {"spark_overlay": {"engram_dir": '/other "place"', **told}},
+        {"spark_overlay": {"engram_dir": '/other "place"', **packed, **told}},
     ]
 
 

@@ -7,7 +7,9 @@ if __name__ == "__main__":  # before the imports that a bare Python lacks
 
     main(__file__)
 
+import errno
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -15,14 +17,16 @@ from _packs import write_index, write_safetensors
 from _tables import SHARDS, small_config, small_layout, table, write_tables
 
 from spark_overlay.engram.layout import EngramError
+from spark_overlay.engram.slim import main as slim_main
+from spark_overlay.engram.slim import make_slim
 from spark_overlay.engram.source import locate_tables, read_layout
 from spark_overlay.headers import INDEX_NAME, HeaderError, read_index
 
 
 @pytest.fixture
 def root(tmp_path: Path) -> Path:
-    write_tables(tmp_path, small_config())
-    return tmp_path
+    write_tables(tmp_path / "native", small_config())
+    return tmp_path / "native"
 
 
 def test_tables_are_found_at_their_absolute_offsets(root: Path) -> None:
@@ -108,3 +112,68 @@ def test_tables_of_another_model_are_refused(root: Path) -> None:
     with pytest.raises(EngramError, match="other Engram tables"):
         locate_tables(root, small_layout(engram_compressed_vocab_size=20))
     assert read_layout(root) == small_layout()
+
+
+def test_a_slim_directory_has_the_tables_by_hard_link_and_nothing_else(root, tmp_path) -> None:
+    native, out = root, tmp_path / "slim"
+    index = dict(read_index(native) or {})
+    write_index(native, index | {"layers.1.engram.q_weight": SHARDS[0], "embed.weight": "x-1"})
+    links = make_slim(native, out)
+    assert [(link.name, link.kind) for link in links] == [(name, "hard link") for name in SHARDS]
+    assert sorted(p.name for p in out.iterdir()) == sorted([*SHARDS, "config.json", INDEX_NAME])
+    assert all((out / name).samefile(native / name) for name in SHARDS)
+    assert read_index(out) == index
+    assert list(locate_tables(out, small_layout())) == [1, 3]
+    assert {link.kind for link in make_slim(native, out)} == {"as it was"}
+
+
+def test_a_tree_of_symlinks_is_linked_to_its_real_files(root, tmp_path) -> None:
+    blobs, native = tmp_path / "blobs", tmp_path / "snapshot"
+    blobs.mkdir()
+    native.mkdir()
+    for number, path in enumerate([root / name for name in (*SHARDS, "config.json", INDEX_NAME)]):
+        path.rename(blobs / str(number))
+        (native / path.name).symlink_to(f"../blobs/{number}")
+    links = make_slim(native, tmp_path / "slim")
+    assert [link.target for link in links] == [blobs / "0", blobs / "1"]
+    assert not any((tmp_path / "slim" / name).is_symlink() for name in SHARDS)
+    (blobs / "1").unlink()
+    with pytest.raises((EngramError, HeaderError), match=r"00048\.safetensors: is missing"):
+        make_slim(native, tmp_path / "again")
+
+
+def test_another_file_system_is_refused_and_nothing_copied(root, tmp_path, monkeypatch) -> None:
+    def refuse(source: Path, place: Path) -> None:
+        raise OSError(errno.EXDEV, "Invalid cross-device link")
+
+    monkeypatch.setattr(os, "link", refuse)
+    out = tmp_path / "slim"
+    with pytest.raises(EngramError, match=r"on another file system, and a table is never copied"):
+        make_slim(root, out)
+    assert list(out.iterdir()) == []
+    links = make_slim(root, out, symlink=True)
+    assert [link.kind for link in links] == ["symlink"] * 2
+    assert (out / SHARDS[0]).readlink() == (root / SHARDS[0]).resolve()
+    assert slim_main(["--native", str(root), "--out", str(tmp_path / "other")]) == 1
+
+
+def test_another_shard_in_the_slim_directory_is_not_replaced(root, tmp_path) -> None:
+    out = tmp_path / "slim"
+    out.mkdir()
+    (out / SHARDS[0]).write_bytes(b"mine")
+    with pytest.raises(EngramError, match="is another file than"):
+        make_slim(root, out)
+    assert (out / SHARDS[0]).read_bytes() == b"mine"
+
+
+def test_slim_says_what_it_linked(root, tmp_path, capsys) -> None:
+    out = tmp_path / "slim"
+    assert slim_main(["--native", str(root), "--out", str(out)]) == 0
+    assert capsys.readouterr().out.splitlines()[0] == (
+        f"{out / SHARDS[0]}: hard link of {(root / SHARDS[0]).resolve()}"
+    )
+    assert slim_main(["--native", str(root), "--out", str(root)]) == 1
+    assert "is the native directory itself" in capsys.readouterr().err
+    (root / INDEX_NAME).unlink()
+    assert slim_main(["--native", str(root), "--out", str(out)]) == 1
+    assert "index.json: missing" in capsys.readouterr().err

@@ -162,6 +162,22 @@ def test_the_overlay_is_installed_again_when_it_moved_or_its_project_changed(
     assert not Overlay(engine=engine.folder, source=moved).done(ctx)
 
 
+def test_the_overlay_is_installed_again_when_its_native_code_changed(
+    ctx: Context, engine: Engine, tmp_path: Path
+) -> None:
+    source = tmp_path / "overlay"
+    (source / "csrc").mkdir(parents=True)
+    (source / "pyproject.toml").write_text("[project]\n")
+    (source / "csrc" / "rows.cpp").write_text("int a;\n")
+    overlay = Overlay(engine=engine.folder, source=source)
+    engine.do(ctx)
+    overlay.do(ctx)
+    (source / "csrc" / "notes.txt").write_text("")
+    assert overlay.done(ctx)
+    (source / "csrc" / "rows.cpp").write_text("int b;\n")
+    assert not overlay.done(ctx)
+
+
 def test_test_tools_cut_short_never_count_for_the_list_they_replaced(
     ctx: Context, node: Scripted, engine: Engine, tmp_path: Path
 ) -> None:

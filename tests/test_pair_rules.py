@@ -25,6 +25,7 @@ FINE = (
     "KV_CACHE_MEMORY_BYTES=\nMAX_MODEL_LEN=1048576\n",
     "KV_CACHE_MEMORY_BYTES=2684354560\nMAX_MODEL_LEN=774400\n",
     "KV_BLOCK_SIZE=32\n",
+    "ENGRAM_STORE=plain\nENFORCE_EAGER=1\n",
     "EXTRA_ARGS='--cudagraph-capture-sizes 4 8'\n",
     "EXTRA_ARGS='--cudagraph_capture_sizes 1 2 3'\nSPEC_METHOD=none\n",
     "LONG_PREFILL_TOKEN_THRESHOLD=768\n",
@@ -38,6 +39,7 @@ BROKEN = (
     ("EXTRA_ARGS='--cudagraph-capture-sizes 1 2 4'\n", "EXTRA_ARGS", "no graph for 8 tokens"),
     ("EXTRA_ARGS='--cudagraph-capture-sizes=4'\n", "EXTRA_ARGS", "no graph for 8 tokens"),
     ("LONG_PREFILL_TOKEN_THRESHOLD=1792\n", "LONG_PREFILL_TOKEN_THRESHOLD", "256 below"),
+    ("ENGRAM_STORE=memory\n", "ENGRAM_STORE", "use file, or ENFORCE_EAGER=1"),
 )
 
 

@@ -1,7 +1,13 @@
-"""The step that puts the overlay into the engine: an editable install, so edits count."""
+"""The step that puts the overlay into the engine: an editable install, so edits count.
+
+Its native code is compiled then; a later edit of that, or a compiler that was missing, installs it
+again.
+"""
 
 from __future__ import annotations
 
+import hashlib
+import shutil
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -9,6 +15,7 @@ from launcher.steps.base import Context, Step, fingerprint
 from launcher.steps.engine import mark, marker, pip
 
 MARKER = ".spark-overlay.json"  # in the environment; written last
+COMPILED = (".cpp", ".hpp", ".h", ".py")
 
 
 @dataclass(frozen=True)
@@ -21,7 +28,15 @@ class Overlay(Step):
 
     def inputs(self, ctx: Context) -> str:
         project = ctx.node.read(self.source / "pyproject.toml").decode()
-        return fingerprint({"source": self.source.resolve(), "project": project})
+        native = {}
+        for path in sorted(p for p in (self.source / "csrc").rglob("*") if p.suffix in COMPILED):
+            native[str(path.relative_to(self.source))] = hashlib.sha256(
+                path.read_bytes()
+            ).hexdigest()
+        said = {"source": self.source.resolve(), "project": project}
+        if native:
+            said |= {"native": native, "compiler": bool(shutil.which("g++"))}
+        return fingerprint(said)
 
     def done(self, ctx: Context) -> bool:
         return marker(ctx, self.engine / MARKER) == self.inputs(ctx)

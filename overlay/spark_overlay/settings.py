@@ -8,19 +8,26 @@ from __future__ import annotations
 from dataclasses import dataclass, fields
 from typing import Any, Literal, get_args
 
-EngramStore = Literal["file", "memory"]
+EngramStore = Literal["file", "plain", "memory"]
 Sampling = Literal["official", "request"]
 
 
 @dataclass(frozen=True, slots=True)
 class OverlaySettings:
     """``engram_dir``: directory of the native shards with the Engram tables, their index and
-    config.json. ``engram_store``: read rows from the files, or hold this rank's rows in memory.
+    config.json. ``engram_store``: read rows from the files by native code, by plain reads, or hold
+    this rank's rows in memory. ``engram_packed_dir``: where this rank's packed files may lie.
+    ``engram_io_threads``: reads in flight of one table; ``engram_cache_gib``: rows kept in memory,
+    for all tables of the rank; ``engram_stats_seconds``: between lines of read statistics, 0 none.
     ``api_sampling``: temperature and top_p of a chat as the official API has them, or as the
     request names them."""
 
     engram_dir: str | None = None
     engram_store: EngramStore = "file"
+    engram_packed_dir: str | None = None
+    engram_io_threads: int = 32
+    engram_cache_gib: float = 0.0
+    engram_stats_seconds: int = 0
     api_sampling: Sampling = "official"
 
     @classmethod
@@ -40,7 +47,24 @@ class OverlaySettings:
                     f"additional_config.spark_overlay.{name}: found {found!r}; "
                     f"needed one of {', '.join(get_args(kind))}"
                 )
+        for name, low, whole in _NUMBERS:
+            found = getattr(settings, name)
+            kinds: tuple[type, ...] = (int,) if whole else (int, float)
+            # `not >=` refuses a NaN, too.
+            if isinstance(found, bool) or not isinstance(found, kinds) or not found >= low:
+                raise ValueError(
+                    f"additional_config.spark_overlay.{name}: found {found!r}; needed a"
+                    f"{' whole' if whole else ''} number of at least {low}"
+                )
         return settings
+
+
+#: Field, least value, whether it is a whole number.
+_NUMBERS: tuple[tuple[str, int, bool], ...] = (
+    ("engram_io_threads", 1, True),
+    ("engram_cache_gib", 0, False),
+    ("engram_stats_seconds", 0, True),
+)
 
 
 def overlay_settings(vllm_config: Any) -> OverlaySettings:

@@ -13,7 +13,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from gpu import engines
+from gpu import engines, engram_checks
 from gpu.engines import ENGINES
 
 #: Of a token's row: median and 90th percentile of ``|reference - vLLM| / |vLLM|`` of the streams a
@@ -33,7 +33,8 @@ Values = dict[str, Any]
 
 @dataclass(frozen=True)
 class Check:
-    """``seconds``: the judging alone, without the engines' own cost (engines.py)."""
+    """``seconds``: the judging alone, without the engines' own cost (engines.py). One that asks no
+    engine is judged before any starts."""
 
     name: str
     asks: tuple[str, ...]
@@ -297,6 +298,18 @@ CHECKS: tuple[Check, ...] = (
     Check("exl3-replies", ("exl3-eager",), 1,
           "the overlay's tokens and likelihoods against the reference, end to end",
           replies("exl3-eager")),
+    Check("engram-kernel", (), 25,
+          "rows to bf16: every code under every scale, bit for bit; compiled for four GPUs",
+          engram_checks.parts("kernel")),
+    Check("engram-lookup", (), 40,
+          "lookups eager, in 1000 replays and on two streams, bit for bit as plain reads",
+          engram_checks.parts("lookup")),
+    *(
+        Check(f"engram-{mode}", (f"engram-stock-{mode}", f"engram-file-{mode}"), 1,
+              f"vLLM's pinned tables and ours in files leave the same bits: {what}",
+              engram_checks.same_layers(mode))
+        for mode, what in engram_checks.MODES.items()
+    ),
 )  # fmt: skip
 
 

@@ -11,7 +11,7 @@ import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 TESTS = Path(__file__).resolve().parents[1]
 OVERLAY = TESTS.parent / "overlay"
@@ -27,16 +27,19 @@ class Engine:
 
     cold: int
     seconds: int
-    kind: str = "plain"
+    kind: Literal["plain", "exl3", "engram"] = "plain"
     overlay: bool = False
     taped: bool = False
     firsts: bool = False  # also the first token after each of many prompts
+    engram: Literal["", "stock", "file"] = ""  # whose Engram layer, tapped (see tapped.py)
     options: Mapping[str, Any] = field(default_factory=dict)
 
 
 EXACT = {"swa_bounded_replay": False}
 EAGER = {"enforce_eager": True}
 GRAPHS = {"compilation_config": {"cudagraph_capture_sizes": [1, 2, 4]}}
+PIECES = {"compilation_config": {**GRAPHS["compilation_config"], "cudagraph_mode": "PIECEWISE"}}
+CACHED = {"enable_prefix_caching": True}
 ENGINES: Mapping[str, Engine] = {
     "stock-eager": Engine(172, 49, taped=True, options={**EXACT, **EAGER}),
     "stock-graphs": Engine(173, 45, options={**EXACT, **GRAPHS}),
@@ -51,6 +54,16 @@ ENGINES: Mapping[str, Engine] = {
         taped=True,
         options={**EXACT, **EAGER, "kernel_config": {"enable_jit_warmup": False}},
     ),
+    **{
+        # Replay is on, as it is by default, but where nothing is captured.
+        f"engram-{whose}-{mode}": Engine(190, 75, kind="engram", engram=whose, options=options)
+        for mode, options in (
+            ("eager", {**CACHED, **EXACT, **EAGER}),
+            ("graphs", {**CACHED, **GRAPHS}),
+            ("pieces", {**CACHED, **PIECES}),
+        )
+        for whose in ("stock", "file")
+    },
 }
 COMMON: Mapping[str, Any] = {
     "max_model_len": 4096,
@@ -89,7 +102,35 @@ def tokens(text: Mapping[str, Any], length: int, seed: int) -> list[int]:
     return [8 + (i * (3571 + 2 * seed) + 97 * seed + (i * i) % 61) % span for i in range(length)]
 
 
+def engram_steps(text: Mapping[str, Any], tape: Path) -> list[Step]:
+    """Alone and in chunks; after a cached beginning, which n-grams reach back into; a batch; alone
+    once more, which tells whether the engine gives the same twice. No step but of 1, 2 or 4 tokens
+    is so small that a graph would be padded. Digests go into a file each (see taps.py)."""
+    *_, longest = alone = prompts(text)
+    top_k, window = text["index_topk"], text["sliding_window"]
+    # The whole of what was asked last, and the first part of it.
+    beginnings = (longest, longest[: 2 * top_k + window // 2 + 12])
+    cached = [begin + tokens(text, 20 + 5 * seed, seed) for seed, begin in enumerate(beginnings)]
+    batch = [tokens(text, 2 * window + 44, 50 + seed) for seed in range(4)]
+    plan = [call("probe_classes", name="classes"), call("probe_tap_names", name="taps")]
+    plan.append(call("probe_taps_reset"))
+    fresh = {"keep_cache": False}
+    asked: tuple[tuple[str, list[list[int]], Step], ...] = (
+        ("alone", alone, fresh),
+        ("cached", cached, {}),
+        ("batch", batch, {**fresh, "together": True}),
+        ("again", alone, fresh),
+    )
+    for name, those, how in asked:
+        plan.append({**generate(name, those), **how})
+        plan.append(call("probe_taps_save", f"{tape}.{name}", name=f"{name}-steps"))
+    plan.append(call("probe_engram", name="engram"))
+    return plan
+
+
 def steps(engine: Engine, text: Mapping[str, Any], tape: Path) -> list[Step]:
+    if engine.engram:
+        return engram_steps(text, tape)
     asked = prompts(text)
     plan = [
         call("probe_classes", name="classes"),
@@ -130,6 +171,11 @@ def run(
         scratch / f"{name}.{kind}" for kind in ("job", "json", "log", "safetensors")
     )
     options = {**COMMON, **engine.options, "model": str(model), **(ON_CPU if cpu else {})}
+    if engine.engram:
+        # On a CPU "stock" is the overlay, too, which reads plainly then.
+        store = "file" if engine.engram == "file" else "plain"
+        told = {"engram_dir": str(model), "engram_store": store, "engram_stats_seconds": 5}
+        options["additional_config"] = {"spark_overlay": told}
     if cpu:
         options.pop("compilation_config", None)
     task.write_text(json.dumps({"engine": options, "steps": steps(engine, text, tape)}))
@@ -139,7 +185,7 @@ def run(
         process = subprocess.Popen(
             [sys.executable, str(worker), str(task), str(answers)],
             stdout=out, stderr=subprocess.STDOUT, cwd=scratch,
-            env=environment(scratch, overlay=engine.overlay, cpu=cpu),
+            env=environment(scratch, engine, cpu=cpu),
         )  # fmt: skip
         try:
             status: int | str = process.wait(limit)
@@ -155,12 +201,18 @@ def run(
     return found
 
 
-def environment(scratch: Path, *, overlay: bool, cpu: bool) -> dict[str, str]:
-    """The stock engine does not find the overlay; the other does, by its entry points."""
+def environment(scratch: Path, engine: Engine, *, cpu: bool) -> dict[str, str]:
+    """The stock engine does not find the overlay; the other does, by its entry points. Where two
+    Engram layers are compared, both engines find the tapped model only."""
     paths = [str(TESTS), str(TESTS / "rehearsal"), str(OVERLAY)]
-    if overlay and not cpu:
-        paths.append(str(entry_points(scratch)))
     more = {"VLLM_ENABLE_V1_MULTIPROCESSING": "0", "HF_HUB_OFFLINE": "1"}
+    if engine.overlay and not cpu:
+        project = tomllib.loads((OVERLAY / "pyproject.toml").read_text())["project"]
+        paths.append(str(entry_points(scratch, "spark_overlay", project["entry-points"])))
+    if engine.engram and not cpu:
+        tapped = {"vllm.general_plugins": {"spark_taps": "gpu.tapped:register"}}
+        paths.append(str(entry_points(scratch, "spark_taps", tapped)))
+        more["SPARK_GPU_ENGRAM"] = engine.engram
     if cpu:
         more |= {"OMP_NUM_THREADS": "1", "TRITON_INTERPRET": "1"}
         more |= {"VLLM_CPU_OMP_THREADS_BIND": "nobind"}
@@ -168,15 +220,14 @@ def environment(scratch: Path, *, overlay: bool, cpu: bool) -> dict[str, str]:
     return {**os.environ, **more, "PYTHONPATH": path.rstrip(os.pathsep)}
 
 
-def entry_points(scratch: Path) -> Path:
-    """A folder that makes the overlay's checkout an installed distribution; nothing is copied."""
-    project = tomllib.loads((OVERLAY / "pyproject.toml").read_text())["project"]
-    folder = scratch / "plugin"
-    info = folder / "spark_overlay-0.0.0.dist-info"
+def entry_points(scratch: Path, name: str, groups: Mapping[str, Mapping[str, str]]) -> Path:
+    """A folder that makes the checkout an installed distribution; nothing is copied."""
+    folder = scratch / f"plugin-{name}"
+    info = folder / f"{name}-0.0.0.dist-info"
     info.mkdir(parents=True, exist_ok=True)
-    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: spark-overlay\nVersion: 0.0.0\n")
+    (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: 0.0.0\n")
     lines = []
-    for group, entries in project["entry-points"].items():
+    for group, entries in groups.items():
         lines += [f"[{group}]", *(f"{name} = {target}" for name, target in entries.items()), ""]
     (info / "entry_points.txt").write_text("\n".join(lines))
     return folder

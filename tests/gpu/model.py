@@ -15,7 +15,7 @@ import zlib
 from collections.abc import Iterator, Mapping
 from itertools import chain
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import torch
 from safetensors.torch import save_file
@@ -23,13 +23,21 @@ from torch import Tensor
 
 from gpu import shape
 from gpu.shape import Slices
+from spark_overlay.engram.layout import SCALE_GROUP
 from spark_overlay.exl3.format import MARKERS
 from spark_overlay.headers import INDEX_NAME
 from spark_overlay.rehearsal import tokenizer
 from spark_overlay.rehearsal.shape import Linear, Native
 
-Kind = Literal["plain", "exl3"]
+Kind = Literal["plain", "exl3", "engram"]
+#: Scale bytes of the tables, 2^-8 to 2^-6: over all finite codes rows come out around 1.
+SCALES = (119, 122)
 DTYPES = {"BF16": torch.bfloat16, "F32": torch.float32}
+
+
+def text_of(name: str, kind: Kind) -> Mapping[str, Any]:
+    """The shape of that name as the checkpoint of this kind has it."""
+    return shape.with_engram(name) if kind == "engram" else shape.SHAPES[name]
 
 
 def make(out: Path, text: Mapping[str, Any], kind: Kind, seed: int, device: torch.device) -> int:
@@ -45,10 +53,18 @@ def make(out: Path, text: Mapping[str, Any], kind: Kind, seed: int, device: torc
     for layer in range(text["num_hidden_layers"]):
         linears = shape.layer_linears(text, layer)
         parts.append(chain(shape.layer_natives(text, layer), linears))
+    # The first part holds what is outside the layers.
+    tables = {
+        layer + 2: draw.table(layer, rows, text["engram_head_dim"])
+        for layer, rows in zip(
+            text["engram_layer_ids"], text.get("engram_num_embeddings", ()), strict=True
+        )
+    }
     weight_map: dict[str, str] = {}
     total = 0
     for number, part in enumerate(parts, 1):
         tensors = {name: t for item in part for name, t in draw.tensors(item, kind).items()}
+        tensors |= tables.get(number, {})
         file = f"model-{number:05}-of-{len(parts):05}.safetensors"
         save_file(tensors, out / file, metadata={"format": "pt"})
         weight_map.update(dict.fromkeys(tensors, file))
@@ -77,7 +93,7 @@ class Draw:
         if isinstance(item, Native):
             values = self.normal(item.name, item.shape, item.std, item.mean)
             return {item.name: values.to(DTYPES[item.dtype])}
-        if kind == "plain":
+        if kind != "exl3":
             groups = item.groups if isinstance(item, Slices) else 1
             size = (groups * item.n_out, item.n_in)
             gain = item.gain if isinstance(item, Linear) else 1.0
@@ -89,6 +105,20 @@ class Draw:
             Linear(f"{item.key}.slice.{g}", item.n_in, item.n_out) for g in range(item.groups)
         )
         return {name: t for one in slices for name, t in self.packed(one).items()}
+
+    def table(self, layer: int, rows: int, dim: int) -> dict[str, Tensor]:
+        """A layer's n-gram table: random finite e4m3 codes and scales."""
+        name = f"layers.{layer}.engram.embed"
+        low, high = SCALES
+        codes = self.bytes(f"{name}.weight", (rows, dim), 0, 256)
+        codes[(codes & 0x7F) == 0x7F] = 0
+        scales = self.bytes(f"{name}.scale", (rows, dim // SCALE_GROUP), low, high)
+        return {f"{name}.weight": codes.view(torch.float8_e4m3fn), f"{name}.scale": scales}
+
+    def bytes(self, name: str, shape: tuple[int, ...], low: int, high: int) -> Tensor:
+        return torch.randint(
+            low, high, shape, dtype=torch.uint8, device=self.device, generator=self.generator(name)
+        )
 
     def packed(self, linear: Linear) -> dict[str, Tensor]:
         """Random words are a legal trellis whose weights have deviation 1; the scales size them."""
@@ -135,14 +165,14 @@ def configs(text: Mapping[str, Any], kind: Kind, seed: int) -> dict[str, Any]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("out", type=Path)
-    parser.add_argument("--kind", choices=("plain", "exl3"), default="plain")
+    parser.add_argument("--kind", choices=get_args(Kind), default="plain")
     parser.add_argument("--shape", choices=tuple(shape.SHAPES), default="real")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     args = parser.parse_args()
     began = time.monotonic()
     device = torch.device(args.device)
-    size = make(args.out, shape.SHAPES[args.shape], args.kind, args.seed, device)
+    size = make(args.out, text_of(args.shape, args.kind), args.kind, args.seed, device)
     print(f"{args.out}: {args.kind} {args.shape}, {size / 1e9:.2f} GB, "
           f"{time.monotonic() - began:.1f} s")  # fmt: skip
 

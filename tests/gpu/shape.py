@@ -12,9 +12,11 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from spark_overlay.engram.layout import column_primes
 from spark_overlay.exl3.format import Exl3FormatError, shard_ranges
+from spark_overlay.rehearsal import tokenizer
 from spark_overlay.rehearsal.bits import bits
-from spark_overlay.rehearsal.shape import Linear, Native
+from spark_overlay.rehearsal.shape import VOCAB, Linear, Native
 
 HEAD_DIM, INDEX_DIM = 512, 128
 
@@ -97,6 +99,19 @@ TINY: Mapping[str, Any] = {
     "candidate_topk_blocks": 4,
 }
 SHAPES = {"real": REAL, "tiny": TINY}
+#: Engram on two layers before the last KV source, so that replay stays possible. The hash needs a
+#: tokenizer of the whole vocabulary, which is the rehearsal's.
+ENGRAM: Mapping[str, Any] = {
+    "vocab_size": VOCAB,
+    "engram_layer_ids": [1, 2],
+    "engram_max_ngram_size": 4,
+    "engram_n_heads": 8,
+    "engram_pad_token_id": 2,
+}
+ENGRAM_SIZES: Mapping[str, Mapping[str, int]] = {
+    "real": {"engram_head_dim": 256, "engram_vocab_size": 20000},
+    "tiny": {"engram_head_dim": 64, "engram_vocab_size": 300},
+}
 
 
 @dataclass(frozen=True)
@@ -116,6 +131,17 @@ def linears(text: Mapping[str, Any]) -> Iterator[Linear | Slices]:
     yield Linear("head", text["hidden_size"], text["vocab_size"], "columns", gain=3.0)
 
 
+def with_engram(name: str) -> dict[str, Any]:
+    """The shape of that name with two n-gram tables by the real rule, small ones."""
+    text = {**SHAPES[name], **ENGRAM, **ENGRAM_SIZES[name]}
+    layers, orders = len(text["engram_layer_ids"]), text["engram_max_ngram_size"] - 1
+    primes = column_primes(text["engram_vocab_size"], layers, orders, text["engram_n_heads"])
+    return text | {
+        "engram_num_embeddings": [sum(sizes) for sizes in primes],
+        "engram_compressed_vocab_size": tokenizer.compressed_vocab_size(),
+    }
+
+
 def layer_linears(text: Mapping[str, Any], layer: int) -> Iterator[Linear | Slices]:
     attn, hidden, q_rank = f"layers.{layer}.attn", text["hidden_size"], text["q_lora_rank"]
     heads, groups, o_rank = text["num_attention_heads"], text["o_groups"], text["o_lora_rank"]
@@ -133,6 +159,10 @@ def layer_linears(text: Mapping[str, Any], layer: int) -> Iterator[Linear | Slic
         yield Linear(f"{attn}.indexer.wq_b", q_rank, text["index_n_heads"] * INDEX_DIM)
         if source:
             yield Linear(f"{attn}.indexer.wk", HEAD_DIM, INDEX_DIM)
+    if layer in text["engram_layer_ids"]:
+        columns = (text["engram_max_ngram_size"] - 1) * text["engram_n_heads"]
+        n_out = (text["hc_mult"] + 1) * hidden
+        yield Linear(f"layers.{layer}.engram.wkv", columns * text["engram_head_dim"], n_out)
     inner = text["moe_intermediate_size"]
     names = [f"experts.{e}" for e in range(text["n_routed_experts"])] + ["shared_experts"]
     for name in (f"layers.{layer}.ffn.{n}" for n in names):
@@ -164,6 +194,9 @@ def layer_natives(text: Mapping[str, Any], layer: int) -> Iterator[Native]:
     if layer in text["kv_source_layer_ids"]:
         yield _norm(f"{attn}.compressor.norm", HEAD_DIM)
         yield _norm(f"{attn}.indexer.k_norm", INDEX_DIM)
+    if layer in text["engram_layer_ids"]:
+        for name in ("q_weight", "k_weight"):
+            yield Native(f"{prefix}.engram.{name}", "BF16", (mult, hidden), std=0.1, mean=1.0)
     per_root = 1.0 / math.sqrt(hidden)
     if layer in text["index_source_layer_ids"]:
         shape = (text["index_n_heads"], hidden)

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 from probe import Probe
+
+from gpu import taps
 
 
 class GpuProbe(Probe):
@@ -33,6 +36,45 @@ class GpuProbe(Probe):
                 lambda _module, args: self._probe_last.append(args[1].shape[0])
             )
         return found
+
+    def probe_taps_reset(self) -> None:
+        """Forget what was tapped so far, such as warm-up. On a CPU, where the model is the
+        overlay's and nothing is captured, the taps begin here."""
+        self._probe_taps().reset()
+
+    def probe_taps_save(self, path: str) -> int:
+        """Write the digests since the last reset, and reset; the number of steps."""
+        steps = self._probe_taps().save(Path(path))
+        self._probe_taps().reset()
+        return steps
+
+    def probe_tap_names(self) -> list[str]:
+        return list(self._probe_taps().names)
+
+    def probe_engram(self) -> list[dict[str, Any]]:
+        """What computes each Engram layer, and what its store has read."""
+        found = []
+        for layer in self.model_runner.get_model().language_model.model.layers:
+            if layer.engram is None:
+                continue
+            table = layer.engram.embed_tokens
+            store = getattr(table, "store", None)
+            one = {
+                "engram": _name(layer.engram),
+                "table": _name(table),
+                "prefetched": layer.engram._prefetch_done is not None,
+                "pinned_bytes": sum(p.nbytes for p in table.parameters()),
+            }
+            if store is not None:
+                stats = store.stats()
+                one |= {"store": _name(store), "backend": getattr(store, "backend", "plain")}
+                one |= {k: getattr(stats, k) for k in ("lookups", "ids", "rows", "reads")}
+            found.append(one)
+        return found
+
+    def _probe_taps(self) -> taps.Taps:
+        runner = self.model_runner
+        return taps.install(runner.get_model(), runner.vllm_config, runner.device)
 
 
 def _name(thing: object) -> str:

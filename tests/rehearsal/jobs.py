@@ -122,7 +122,9 @@ JOBS: Mapping[str, Job] = {
             generate("branch warm", [BRANCH], SHORT, keep_cache=True),
         ),
     ),
+    # Read plainly; what it says is compared with what the native reads of "plain" make.
     "draft3": Job(
+        store="plain",
         options={**EXACT, **speculative(3)},
         steps=(
             generate("alone", PROMPTS),

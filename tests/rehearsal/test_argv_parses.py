@@ -15,6 +15,7 @@ from settings_root import settings_of
 
 from launcher.deployment import Site, deploy
 from launcher.settings.rehearsal import PROFILE
+from spark_overlay.settings import overlay_settings
 
 pytest.importorskip("vllm", reason="run by the engine's Python: ./start.sh test")
 pytestmark = pytest.mark.rehearsal
@@ -25,7 +26,7 @@ VARIANTS = {
     "no draft, vLLM measures the pool": "SPEC_METHOD=none\nKV_CACHE_MEMORY_BYTES=\n",
     "images": "LANGUAGE_MODEL_ONLY=0\nMAX_NUM_BATCHED_TOKENS=1536\n",
     "eager, forced exl3": "ENFORCE_EAGER=1\nQUANTIZATION=exl3\nLONG_PREFILL_TOKEN_THRESHOLD=512\n",
-    "extra": "EXTRA_ARGS=--no-swa-bounded-replay --max_cudagraph_capture_size 8\n",
+    "extra": "EXTRA_ARGS=--no-async-scheduling --max_cudagraph_capture_size 8\n",
     "odd names": "SERVED_MODEL_NAME='my \"own\" $(model)'\nGPU_MEM_UTIL=.87\n",
 }
 
@@ -81,7 +82,9 @@ def test_vllm_reads_what_we_mean(tmp_path: Path, parse: Parse, site: Site, text:
         assert engine.quantization == ("exl3" if settings.text("QUANTIZATION") else None)
         assert engine.kv_cache_dtype == "auto"
         told = {"engram_dir": place.engram_dir, "engram_store": "file", "api_sampling": "official"}
+        told |= {"engram_io_threads": 32, "engram_cache_gib": 0, "engram_stats_seconds": 60}
         assert engine.additional_config == {"spark_overlay": told}
+        assert overlay_settings(engine).engram_io_threads == 32
         assert engine.structured_outputs_config.backend == "xgrammar"
         drafted = settings.text("SPEC_METHOD") == "dspark"
         assert engine.speculative_config == (

@@ -220,8 +220,10 @@ def test_a_reader_spins_as_long_as_asked(
     context = zmq.Context()
     reader = waiting.SpinCondition(True, context, "inproc://spin")
     assert reader.busy_loop_s == seconds
-    reader.cancel()
-    context.destroy(linger=0)
+    names = ("local_notify_socket", "read_cancel_socket", "write_cancel_socket")
+    for name in names:
+        getattr(reader, name).close(linger=0)
+    context.term()
 
 
 @pytest.mark.parametrize("asked", ["", "0", "-1", "1001", "soon", "nan"])

@@ -23,11 +23,19 @@ class Stream:
     def __init__(self, seed: int, name: str) -> None:
         key = hashlib.sha256(f"{seed}/{name}".encode()).digest()
         self._generator = np.random.PCG64(int.from_bytes(key, "little"))
+        self._within = 0  # 16-bit integers of the next word that were passed over
+
+    def skip(self, count: int) -> Stream:
+        """The stream itself, ``count`` 16-bit integers further on from its begin."""
+        self._generator.advance(count // 4)
+        self._within = count % 4
+        return self
 
     def u16(self, count: int) -> NDArray[np.uint16]:
         """``count`` uniform 16-bit integers."""
-        words = np.asarray(self._generator.random_raw((count + 3) // 4), dtype="<u8")
-        return words.view("<u2")[:count]
+        begin, self._within = self._within, 0
+        words = np.asarray(self._generator.random_raw((begin + count + 3) // 4), dtype="<u8")
+        return words.view("<u2")[begin : begin + count]
 
     def u8(self, count: int) -> NDArray[np.uint8]:
         """``count`` uniform bytes."""

@@ -1,0 +1,36 @@
+"""Which store a rank's rows come from, by the settings. No torch, no vLLM."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+
+from spark_overlay.engram.layout import EngramLayout
+from spark_overlay.engram.native import NativeOptions, NativeRowStore
+from spark_overlay.engram.packed import attach
+from spark_overlay.engram.source import TableSource
+from spark_overlay.engram.store import FileRowStore, MemoryRowStore, RowStore
+from spark_overlay.settings import OverlaySettings
+
+log = logging.getLogger("vllm.spark_overlay.engram")
+
+
+def open_store(
+    settings: OverlaySettings, source: TableSource, layout: EngramLayout, rank: int, tp: int
+) -> RowStore:
+    """This rank's rows of one table. A packed file that is there and right is used by itself; one
+    that is damaged, stale or of something else raises EngramError by name, as does
+    ``engram_store`` "file" without the native library."""
+    lo, hi = layout.rank_range(source.layer_id, rank, tp).rows
+    if settings.engram_store == "memory":
+        return MemoryRowStore(source, lo, hi)
+    if settings.engram_store == "plain":
+        return FileRowStore(source, lo, hi)
+    packed = None
+    if settings.engram_packed_dir is not None:
+        packed = attach(Path(settings.engram_packed_dir), source, layout, rank, tp)
+    cache = int(settings.engram_cache_gib * 2**30) // len(layout.layer_ids)
+    options = NativeOptions(depth=settings.engram_io_threads, cache_bytes=cache)
+    store = NativeRowStore(source, lo, hi, packed, options)
+    log.info("Engram layer %d: rows from %s by %s", source.layer_id, store.path, store.backend)
+    return store
