@@ -305,7 +305,7 @@ CHECKS: tuple[Check, ...] = (
           "lookups eager, in 1000 replays and on two streams, bit for bit as plain reads",
           engram_checks.parts("lookup")),
     *(
-        Check(f"engram-{mode}", (f"engram-stock-{mode}", f"engram-file-{mode}"), 1,
+        Check(f"engram-{mode}", (f"engram-twin-{mode}",), 1,
               f"vLLM's pinned tables and ours in files leave the same bits: {what}",
               engram_checks.same_layers(mode))
         for mode, what in engram_checks.MODES.items()

@@ -31,7 +31,7 @@ class Engine:
     overlay: bool = False
     taped: bool = False
     firsts: bool = False  # also the first token after each of many prompts
-    engram: Literal["", "stock", "file"] = ""  # whose Engram layer, tapped (see tapped.py)
+    engram: bool = False  # both Engram layers in each step (see twin.py)
     options: Mapping[str, Any] = field(default_factory=dict)
 
 
@@ -56,13 +56,12 @@ ENGINES: Mapping[str, Engine] = {
     ),
     **{
         # Replay is on, as it is by default, but where nothing is captured.
-        f"engram-{whose}-{mode}": Engine(190, 75, kind="engram", engram=whose, options=options)
+        f"engram-twin-{mode}": Engine(190, 75, kind="engram", engram=True, options=options)
         for mode, options in (
             ("eager", {**CACHED, **EXACT, **EAGER}),
             ("graphs", {**CACHED, **GRAPHS}),
             ("pieces", {**CACHED, **PIECES}),
         )
-        for whose in ("stock", "file")
     },
 }
 COMMON: Mapping[str, Any] = {
@@ -102,35 +101,32 @@ def tokens(text: Mapping[str, Any], length: int, seed: int) -> list[int]:
     return [8 + (i * (3571 + 2 * seed) + 97 * seed + (i * i) % 61) % span for i in range(length)]
 
 
-def engram_steps(text: Mapping[str, Any], tape: Path) -> list[Step]:
-    """Alone and in chunks; after a cached beginning, which n-grams reach back into; a batch; alone
-    once more, which tells whether the engine gives the same twice. No step but of 1, 2 or 4 tokens
-    is so small that a graph would be padded. Digests go into a file each (see taps.py)."""
+def engram_steps(text: Mapping[str, Any]) -> list[Step]:
+    """Alone and in chunks; after a cached beginning, which n-grams reach back into; a batch. No
+    step but of 1, 2 or 4 tokens is so small that a graph would be padded."""
     *_, longest = alone = prompts(text)
     top_k, window = text["index_topk"], text["sliding_window"]
     # The whole of what was asked last, and the first part of it.
     beginnings = (longest, longest[: 2 * top_k + window // 2 + 12])
     cached = [begin + tokens(text, 20 + 5 * seed, seed) for seed, begin in enumerate(beginnings)]
     batch = [tokens(text, 2 * window + 44, 50 + seed) for seed in range(4)]
-    plan = [call("probe_classes", name="classes"), call("probe_tap_names", name="taps")]
-    plan.append(call("probe_taps_reset"))
+    plan = [call("probe_classes", name="classes"), call("probe_twins")]
     fresh = {"keep_cache": False}
     asked: tuple[tuple[str, list[list[int]], Step], ...] = (
         ("alone", alone, fresh),
         ("cached", cached, {}),
         ("batch", batch, {**fresh, "together": True}),
-        ("again", alone, fresh),
     )
     for name, those, how in asked:
         plan.append({**generate(name, those), **how})
-        plan.append(call("probe_taps_save", f"{tape}.{name}", name=f"{name}-steps"))
+        plan.append(call("probe_twins", name=f"{name}-twins"))
     plan.append(call("probe_engram", name="engram"))
     return plan
 
 
 def steps(engine: Engine, text: Mapping[str, Any], tape: Path) -> list[Step]:
     if engine.engram:
-        return engram_steps(text, tape)
+        return engram_steps(text)
     asked = prompts(text)
     plan = [
         call("probe_classes", name="classes"),
@@ -172,9 +168,7 @@ def run(
     )
     options = {**COMMON, **engine.options, "model": str(model), **(ON_CPU if cpu else {})}
     if engine.engram:
-        # On a CPU "stock" is the overlay, too, which reads plainly then.
-        store = "file" if engine.engram == "file" else "plain"
-        told = {"engram_dir": str(model), "engram_store": store, "engram_stats_seconds": 5}
+        told = {"engram_dir": str(model), "engram_store": "file", "engram_stats_seconds": 5}
         options["additional_config"] = {"spark_overlay": told}
     if cpu:
         options.pop("compilation_config", None)
@@ -203,16 +197,15 @@ def run(
 
 def environment(scratch: Path, engine: Engine, *, cpu: bool) -> dict[str, str]:
     """The stock engine does not find the overlay; the other does, by its entry points. Where two
-    Engram layers are compared, both engines find the tapped model only."""
+    Engram layers are compared, the engine finds the twins only."""
     paths = [str(TESTS), str(TESTS / "rehearsal"), str(OVERLAY)]
     more = {"VLLM_ENABLE_V1_MULTIPROCESSING": "0", "HF_HUB_OFFLINE": "1"}
     if engine.overlay and not cpu:
         project = tomllib.loads((OVERLAY / "pyproject.toml").read_text())["project"]
         paths.append(str(entry_points(scratch, "spark_overlay", project["entry-points"])))
     if engine.engram and not cpu:
-        tapped = {"vllm.general_plugins": {"spark_taps": "gpu.tapped:register"}}
-        paths.append(str(entry_points(scratch, "spark_taps", tapped)))
-        more["SPARK_GPU_ENGRAM"] = engine.engram
+        twin = {"vllm.general_plugins": {"spark_twin": "gpu.twin:register"}}
+        paths.append(str(entry_points(scratch, "spark_twin", twin)))
     if cpu:
         more |= {"OMP_NUM_THREADS": "1", "TRITON_INTERPRET": "1"}
         more |= {"VLLM_CPU_OMP_THREADS_BIND": "nobind"}

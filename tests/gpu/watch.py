@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 from probe import Probe
-
-from gpu import taps
 
 
 class GpuProbe(Probe):
@@ -37,19 +34,18 @@ class GpuProbe(Probe):
             )
         return found
 
-    def probe_taps_reset(self) -> None:
-        """Forget what was tapped so far, such as warm-up. On a CPU, where the model is the
-        overlay's and nothing is captured, the taps begin here."""
-        self._probe_taps().reset()
+    def probe_twins(self) -> list[dict[str, int]]:
+        """What each Engram layer counted since the last call (twin_model.py); none without
+        twins, as on a CPU."""
+        found = []
+        for layer in self.model_runner.get_model().language_model.model.layers:
+            counts = getattr(layer.engram, "counts", None)
+            if counts is not None:
+                from gpu.twin_model import COUNTS
 
-    def probe_taps_save(self, path: str) -> int:
-        """Write the digests since the last reset, and reset; the number of steps."""
-        steps = self._probe_taps().save(Path(path))
-        self._probe_taps().reset()
-        return steps
-
-    def probe_tap_names(self) -> list[str]:
-        return list(self._probe_taps().names)
+                found.append(dict(zip(COUNTS, counts.tolist(), strict=True)))
+                counts.zero_()
+        return found
 
     def probe_engram(self) -> list[dict[str, Any]]:
         """What computes each Engram layer, and what its store has read."""
@@ -57,13 +53,15 @@ class GpuProbe(Probe):
         for layer in self.model_runner.get_model().language_model.model.layers:
             if layer.engram is None:
                 continue
-            table = layer.engram.embed_tokens
+            ours = getattr(layer.engram, "ours", layer.engram)
+            table = ours.embed_tokens
             store = getattr(table, "store", None)
             one = {
                 "engram": _name(layer.engram),
                 "table": _name(table),
-                "prefetched": layer.engram._prefetch_done is not None,
-                "pinned_bytes": sum(p.nbytes for p in table.parameters()),
+                "prefetched": ours._prefetch_done is not None,
+                "parameters": sum(p.nbytes for p in table.parameters()),
+                "pinned_bytes": sum(p.nbytes for p in layer.engram.embed_tokens.parameters()),
             }
             if store is not None:
                 stats = store.stats()
@@ -71,10 +69,6 @@ class GpuProbe(Probe):
                 one |= {k: getattr(stats, k) for k in ("lookups", "ids", "rows", "reads")}
             found.append(one)
         return found
-
-    def _probe_taps(self) -> taps.Taps:
-        runner = self.model_runner
-        return taps.install(runner.get_model(), runner.vllm_config, runner.device)
 
 
 def _name(thing: object) -> str:
