@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import shutil
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from launcher.app import REHEARSAL, App
 from launcher.deployment import Deployment, Place, Role, Site, deploy
 from launcher.nodes.local import LocalNode
 from launcher.record import Record
+from launcher.settings.rehearsal import PROFILE
 from launcher.settings.values import Settings
 from launcher.steps.base import Context, Step
 from launcher.steps.check import Check
@@ -22,11 +24,13 @@ from launcher.steps.watcher import Watcher
 
 HOST = "127.0.0.1"
 INTERFACE = "lo"
+COMPILER = "g++"
 SERVE = "spark_overlay.serving.serve"
 
 
 def build(app: App, settings: Settings, record: Record) -> tuple[Context, Sequence[Step]]:
     """The context and the steps, in boot order, of ``rehearse``."""
+    settings = without_compiler(settings, app.console.warn)
     folder = settings.path("REHEARSAL_DIR").resolve()
     python = folder / "engine" / "bin" / "python"
     ctx = context(app, settings, record, folder, (str(python), "-m", SERVE))
@@ -42,6 +46,21 @@ def build(app: App, settings: Settings, record: Record) -> tuple[Context, Sequen
         Check(),
     ]
     return ctx, steps
+
+
+def without_compiler(
+    settings: Settings,
+    say: Callable[[str], None],
+    which: Callable[[str], str | None] = shutil.which,
+) -> Settings:
+    """Rows are read plainly where nothing can build the native reader and nobody asked for it."""
+    if settings.origin("ENGRAM_STORE") != "default" or which(COMPILER):
+        return settings
+    say(
+        f"no {COMPILER} here: Engram rows are read by plain reads, slower and the same"
+        " (ENGRAM_STORE=plain)"
+    )
+    return settings.with_profile(REHEARSAL, {**PROFILE, "ENGRAM_STORE": "plain"})
 
 
 def context(

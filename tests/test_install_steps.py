@@ -14,12 +14,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from settings_root import settings_of
 
+from launcher import rehearsal
 from launcher.console import Console
 from launcher.errors import LauncherError
 from launcher.nodes.base import Done
 from launcher.nodes.local import LocalNode, memory_available
 from launcher.record import open_run
+from launcher.settings.rehearsal import PROFILE
 from launcher.state import Store
 from launcher.steps.base import Context
 from launcher.steps.checkpoint import Checkpoint, manifest_sizes
@@ -267,3 +270,21 @@ def test_a_local_node_does_files_whole_and_knows_its_machine(tmp_path: Path) -> 
     assert facts.memory_available > 0
     assert len(facts.boot_id) == 36
     assert memory_available("MemFree: 1 kB\nMemAvailable:   7 kB\n") == 7168
+
+
+@pytest.mark.parametrize(
+    ("text", "compiler", "store"),
+    [("", True, "file"), ("", False, "plain"), ("ENGRAM_STORE=file\n", False, "file"),
+     ("ENGRAM_STORE=memory\n", False, "memory")],
+)  # fmt: skip
+def test_without_a_compiler_the_rehearsal_reads_plainly_unless_told(
+    tmp_path: Path, text: str, compiler: bool, store: str
+) -> None:
+    said: list[str] = []
+    settings = settings_of(tmp_path, text).with_profile("rehearsal", PROFILE)
+    found = rehearsal.without_compiler(
+        settings, said.append, lambda name: "/usr/bin/g++" if compiler else None
+    )
+    assert found.text("ENGRAM_STORE") == store
+    assert found.int("MAX_MODEL_LEN") == int(PROFILE["MAX_MODEL_LEN"]), "the profile stays"
+    assert bool(said) == (store == "plain")
