@@ -9,7 +9,7 @@ from pathlib import Path
 from launcher.console import Console
 from launcher.errors import UsageError
 from launcher.pair import reach
-from launcher.record import Record, Secrets, open_run
+from launcher.record import Record, Secrets, Unkept, open_run
 from launcher.runtimes.base import Runtime
 from launcher.runtimes.process import ProcessRuntime
 from launcher.settings.load import load
@@ -62,8 +62,16 @@ class App:
         recorded = self.store.load().deployment
         return REHEARSAL if recorded is None else recorded.name
 
-    def open_run(self) -> Record:
-        return open_run(self.logs, secrets=self.secrets)
+    def open_run(self, must: bool = True) -> Record:
+        """A new record. Where it ``must`` not be, a disk that is full gives one that keeps nothing:
+        what runs can be ended without it."""
+        try:
+            return open_run(self.logs, secrets=self.secrets)
+        except OSError as error:
+            if must:
+                raise
+            self.console.warn(f"nothing is recorded: {error}")
+            return Unkept(self.logs)
 
     def runtime(self, deployment: str, patience: float = 10.0) -> Runtime:
         """The runtime of a deployment's ranks, where they were started or, if none is recorded,

@@ -5,7 +5,9 @@ from __future__ import annotations
 import argparse
 import contextlib
 import difflib
+import errno
 import os
+import shlex
 import signal
 import sys
 import traceback
@@ -68,6 +70,8 @@ def main(
         build,
     )
     verb, rest = (argv[0], list(argv[1:])) if argv else ("start", [])
+    if verb == "--set":  # the settings of the verb that need not be given
+        verb, rest = "start", list(argv)
     if verb in ("-h", "--help"):
         verb = "help"
     if verb not in VERBS:
@@ -91,6 +95,11 @@ def main(
         # The reader of our output left (| head). Nothing more can be said to it.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 128 + signal.SIGPIPE
+    except OSError as error:
+        if error.filename is None and error.errno != errno.ENOSPC:
+            raise
+        app.console.error(str(_of_a_file(error, root)))
+        return 1
     except SystemExit as end:  # argparse has said what it wanted to
         return end.code if isinstance(end.code, int) else 1
     except Exception:
@@ -99,6 +108,20 @@ def main(
             + traceback.format_exc().rstrip()
         )
         return 70
+
+
+def _of_a_file(error: OSError, root: Path) -> LauncherError:
+    """A file that could not be read or written, in words."""
+    name = error.filename or "a file"
+    mend = f"see ls -ld {shlex.quote(str(name))}"
+    if error.errno == errno.ENOSPC:
+        mend = f"free some space: df -h {shlex.quote(str(root))}"
+    elif isinstance(error, PermissionError):
+        logs = shlex.quote(str(root / "logs"))
+        mend = f"if the launcher was once run by another user: sudo chown -R $USER {logs}"
+    return LauncherError(
+        f"{name}: {error.strerror or error}", "files that this user may read and write", mend
+    )
 
 
 def usage() -> str:

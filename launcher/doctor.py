@@ -19,7 +19,6 @@ from launcher.link import Link
 from launcher.preflight.given import Given
 from launcher.preflight.memory import needed, per_rank
 from launcher.preflight.pair import standing
-from launcher.preflight.rules import check
 from launcher.rails import Rail, addresses, steady
 from launcher.survey import Probe, Survey
 
@@ -84,13 +83,12 @@ def report(
     head: Survey,
     worker: Survey,
     link: Link | None,
-    link_findings: Sequence[Finding],
+    findings_of: Callable[[Sequence[Probe]], list[Finding]],
     checks: Checks,
-    extra: Sequence[Finding] = (),
 ) -> Report:
-    """``extra``: findings of others, such as the proof of the ssh clients."""
+    """``findings_of``: all findings, given what the link's probes said."""
     probes = checks.probes(link) if link is not None else ()
-    findings = [*extra, *check(given, head, worker, link, link_findings, probes)]
+    findings = [*findings_of(probes)]
     lines = [line for survey in (head, worker) for line in node(survey)]
     if link is not None:
         lines += _link(link, head, worker, probes)

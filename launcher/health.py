@@ -36,14 +36,18 @@ class Verdict:
 def ranks_verdict(launch_id: str, ranks: Sequence[RankStatus]) -> Verdict | None:
     """What the ranks alone decide; None when both run under the launch id and the API decides."""
     found = tuple(ranks)
-    ours = [rank for rank in found if rank.running and rank.launch_id == launch_id]
+    ours = [
+        rank for rank in found if rank.running and not rank.paused and rank.launch_id == launch_id
+    ]
     if len(ours) == len(found):
         return None
     told = []
     for rank in found:
         if rank in ours:
             continue
-        if rank.running:
+        if rank.paused:
+            told.append(f"the {rank.role} is paused (docker unpause its container)")
+        elif rank.running:
             told.append(f"the {rank.role} runs under another launch id ({rank.launch_id})")
         elif rank.state == "unreachable":
             told.append(f"the {rank.role}'s node does not answer: {rank.note}")

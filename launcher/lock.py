@@ -42,7 +42,8 @@ def hold(path: Path, verb: str, now: Callable[[], float] = time.time) -> Iterato
         os.ftruncate(fd, 0)
         me = processes.myself()
         entry = {"pid": me.pid, "ticks": me.ticks, "verb": verb, "since": now()}
-        os.pwrite(fd, json.dumps(entry).encode(), 0)
+        with contextlib.suppress(OSError):  # on a full disk the lock itself holds all the same
+            os.pwrite(fd, json.dumps(entry).encode(), 0)
         try:
             yield
         finally:

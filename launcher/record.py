@@ -12,6 +12,7 @@ from typing import Any
 
 from launcher import clock
 
+SHORTEST = 6  # characters of a secret: a shorter one would be masked inside of ordinary words
 KEPT = 40  # runs; the oldest go first
 
 
@@ -24,7 +25,7 @@ class Secrets:
             self.add(value)
 
     def add(self, value: str) -> None:
-        if value:
+        if len(value) >= SHORTEST:
             self._values.add(value)
             # As it would look inside a JSON string.
             self._values.add(json.dumps(value)[1:-1])
@@ -72,6 +73,13 @@ class Record:
             os.write(fd, data)
         finally:
             os.close(fd)
+
+
+class Unkept(Record):
+    """Keeps nothing."""
+
+    def _append(self, name: str, line: str) -> None:
+        pass
 
 
 def open_run(

@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from typing import Any
 
 from launcher import health, lock, processes
-from launcher.app import App
+from launcher.app import PAIR, App
 from launcher.errors import LauncherError
 from launcher.health import Standing, Verdict
 from launcher.http import Api
+from launcher.pair import aftermath
 from launcher.runtimes.base import RankStatus
 from launcher.state import DeploymentRecord
 from launcher.steps.base import ROLES
+from launcher.together import together
 
 WITHIN = 0.9  # seconds for the API: status is to answer within 1.5 s
 PATIENCE = 4.0  # seconds for another node that does not answer
@@ -51,9 +52,10 @@ def standing(app: App, probe: float | None = None) -> Report:
     """Look at the recorded deployment; ``probe`` seconds for one generated token, None for none."""
     deployment = app.store.load().deployment
     launcher = lock.holder(app.lock)
-    runtime = app.runtime(app.recorded_name(), PATIENCE)
-    with ThreadPoolExecutor(len(ROLES)) as pool:
-        ranks = tuple(pool.map(runtime.inspect, ROLES))
+    # Without a record the pair may run all the same, when its state was lost.
+    lost = deployment is None and launcher is None and aftermath.left_behind(app)
+    runtime = app.runtime(PAIR if lost else app.recorded_name(), PATIENCE)
+    ranks = tuple(together(runtime.inspect, ROLES))
     if deployment is None:
         verdict = _unrecorded(ranks)
     else:

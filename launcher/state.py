@@ -6,6 +6,7 @@ Values of secrets never enter it.
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -82,8 +83,8 @@ class Store:
             raise LauncherError(
                 f"{self.path} cannot be read: {error}",
                 f"a state of version {VERSION}, as this launcher writes it",
-                f"move it away (mv {self.path} {self.path}.old); ranks that still run are found"
-                " and ended by the next ./start.sh rehearse or stop",
+                f"move it away (mv {shlex.quote(str(self.path))} {shlex.quote(f'{self.path}.old')})"
+                "; ranks that still run are found and ended by the next start, rehearse or stop",
             ) from error
 
     def save(self, state: State) -> None:

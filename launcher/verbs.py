@@ -70,13 +70,16 @@ def stop(app: App, args: argparse.Namespace) -> int:
         name = _to_stop(app)
         began = time.monotonic()
         grace = aftermath.GRACE if name == PAIR else GRACE
-        before = stop_all(app.store, app.runtime(name), app.open_run(), app.console, grace)
+        before = stop_all(
+            app.store, app.runtime(name), app.open_run(must=False), app.console, grace
+        )
         if any(rank.running for rank in before):
             if recorded is not None:
                 aftermath.settle(app, recorded)
             app.console.say(f"the {name} is stopped ({span(time.monotonic() - began)})", "good")
         else:
-            app.console.say(f"nothing of the {name} ran")
+            also = "" if recorded else "; no deployment is recorded"
+            app.console.say(f"nothing of the {name} ran{also}")
     return 0
 
 
@@ -216,8 +219,12 @@ def _tell(app: App, report: Report) -> None:
     for rank in report.ranks:
         text = rank.ending()
         if rank.running and rank.since is not None:
-            text = f"runs, pid {rank.pid}, for {span(max(0.0, time.time() - rank.since))}"
-        app.console.say(f"  {rank.role:<7} {text}  ({rank.log})")
+            how = "is paused" if rank.paused else "runs"
+            text = f"{how}, pid {rank.pid}, for {span(max(0.0, time.time() - rank.since))}"
+        where = str(rank.log)
+        if report.deployment is not None and report.deployment.reach and rank.running:
+            where = f"./start.sh logs {rank.role}"
+        app.console.say(f"  {rank.role:<7} {text}  ({where})")
         if report.code == 3 and not rank.running:
             for line in rank.last_lines:
                 app.console.say(f"    {line}")

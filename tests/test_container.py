@@ -26,7 +26,7 @@ from launcher.deployment import Deployment, deploy
 from launcher.errors import UsageError
 from spark_overlay.serving import secret_env
 
-KEY = "s3cret \"quoted\" $(id) 'x'\nsecond line"
+KEY = "s3cret \"quoted\" $(id) 'x' second part"
 PLACE = NodePlace("/srv/model", "/srv/engram", "/home/me/cache", devices=("/dev/nvidia0",))
 OWNER = "spark-1:/home/me/kit"
 
@@ -91,8 +91,10 @@ def test_no_secret_is_in_what_docker_is_told(tmp_path: Path) -> None:
     told = json.dumps([one.arguments(), one.host()]) + repr(one)
     assert "s3cret" not in told
     assert one.env["SPARK_SECRET_ENV"] == "/run/spark/secret.env"
-    file = "/home/me/cache/launch/abc123/secret.env"
-    assert one.secret_file == file
+    file = one.secret_file
+    folder, mark, launch, name = file.rsplit("/", 3)
+    assert (folder, launch, name) == ("/home/me/cache/dsv41-secrets", "abc123", "secret.env")
+    assert len(mark) == 12, "a folder of each owner's own"
     assert Mount(file, "/run/spark/secret.env") in one.mounts
     assert file not in one.writable()
 
@@ -181,3 +183,16 @@ def test_a_missing_readable_or_garbled_secret_file_is_an_error(tmp_path: Path) -
         assert "s3cret" not in str(told.value)
     with pytest.raises(SystemExit, match="no regular file"):
         secret_env.load({"SPARK_SECRET_ENV": str(tmp_path)})
+
+
+@pytest.mark.parametrize(
+    "text", ["abc", "frobnicate=1", "nofile=9:5", "core=0 nofile=-1:5", "memlock=", "core=x"]
+)
+def test_limits_that_docker_would_refuse_are_refused_before_anything_stops(text: str) -> None:
+    with pytest.raises(UsageError):
+        ulimits(text)
+
+
+@pytest.mark.parametrize("text", ["memlock=-1", "nofile=5:-1", "stack=1:1 core=0", ""])
+def test_limits_that_docker_takes(text: str) -> None:
+    assert len(ulimits(text)) == len(text.split())

@@ -7,8 +7,8 @@ if __name__ == "__main__":  # before the imports below, which this Python may la
 
     main(__file__)
 
+from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
 
 from spark_facts import GIVEN, WANTED, docker, interfaces, rank, roce, survey, text
 
@@ -18,6 +18,7 @@ from launcher.facts.kernel import KernelLog, KernelLogFact
 from launcher.facts.probes import PingFact, ReadSpeed
 from launcher.findings import Finding
 from launcher.link import Link, find
+from launcher.preflight import check
 from launcher.survey import Probe, Survey
 
 LOG = KernelLogFact().parse(text("kernel-log.txt"))
@@ -36,11 +37,18 @@ GOOD = Checks(ping, lambda node: CALM, lambda node: ReadSpeed(1 << 30, 0.2))
 
 
 def told(
-    head: Survey | None = None, worker: Survey | None = None, checks: Checks = GOOD, **more: Any
+    head: Survey | None = None,
+    worker: Survey | None = None,
+    checks: Checks = GOOD,
+    extra: Sequence[Finding] = (),
 ) -> Report:
     head, worker = head or survey("head"), worker or survey("worker")
     link, findings = find(WANTED, head, worker)
-    return report(GIVEN, head, worker, link, findings, checks, **more)
+
+    def findings_of(probes: Sequence[Probe]) -> list[Finding]:
+        return [*extra, *check(GIVEN, head, worker, link, findings, probes)]
+
+    return report(GIVEN, head, worker, link, findings_of, checks)
 
 
 def test_two_healthy_nodes() -> None:

@@ -221,6 +221,22 @@ def test_the_watch_tells_of_a_node_that_stays_away_and_of_its_return() -> None:
     assert world.reports == [(30, "worker"), (40, "worker")]
 
 
+def test_the_watch_tells_of_a_rank_that_was_removed_but_not_of_one_that_is_to_come() -> None:
+    gone = {"worker": ABSENT}
+    world = World({3: UP, 7: gone}, stopped_at=20)
+    assert world.run() == "the deployment was stopped or replaced"
+    assert world.reports == [(7, "worker")]
+    assert pair.told(ABSENT, 0.0).endswith(
+        "rank is gone: worker, is not there: not started, or removed since\n"
+    )
+
+
+def test_a_paused_rank_does_not_serve(stub: type[StubApi]) -> None:
+    standing, reason = judged(stub, HEAD, replace(WORKER, paused=True))
+    assert standing is Standing.HALF_UP
+    assert reason == "the worker is paused (docker unpause its container)"
+
+
 def test_the_watch_is_silent_about_an_end_that_was_asked_for() -> None:
     world = World({0: UP, 5: {"worker": DEAD, "head": replace(DEAD, role="head")}}, stopped_at=5)
     assert world.run() == "the deployment was stopped or replaced"

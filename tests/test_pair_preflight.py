@@ -438,3 +438,25 @@ def test_given_from_settings(tmp_path: Path) -> None:
     assert (given.port, given.master_port, given.bind) == (9000, 29521, "127.0.0.1")
     assert given.margin == 12.0 and given.container("worker") == "dsv41-exl3-worker"
     assert given.wanted == WANTED
+
+
+def test_a_rank_of_ours_that_nothing_names_any_more_is_told_before_a_second_pair_starts() -> None:
+    old = replace(rank("head"), name="old-head")
+    head = survey("head", docker=docker(old))
+    found = [each.found for each in checked(head) if each.level == "wrong"]
+    assert found == ["the head runs old-head, which this checkout started under that name"]
+    link, findings = find(WANTED, head, WORKER)
+    recorded = replace(GIVEN, kept=("old-head", "old-worker"))
+    again = check(recorded, head, WORKER, link, findings, ())
+    assert not [each for each in again if each.level == "wrong"]
+
+
+@pytest.mark.parametrize(
+    ("bind", "wrong"),
+    [("0.0.0.0", False), ("127.0.0.1", False), ("127.0.1.1", False), ("10.0.0.1", False),
+     ("10.0.0.2", True), ("192.0.2.7", True)],
+)  # fmt: skip
+def test_the_api_listens_on_an_address_of_the_head(bind: str, wrong: bool) -> None:
+    link, findings = find(WANTED, HEAD, WORKER)
+    found = check(replace(GIVEN, bind=bind), HEAD, WORKER, link, findings, ())
+    assert [each.found.startswith(f"BIND is {bind}") for each in found] == [True] * wrong

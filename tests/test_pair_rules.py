@@ -38,6 +38,8 @@ BROKEN = (
     ("VLLM_DISABLE_SHARED_EXPERTS_STREAM=0\n", "VLLM_DISABLE_SHARED_EXPERTS", "set it to 1"),
     ("EXTRA_ARGS='--cudagraph-capture-sizes 1 2 4'\n", "EXTRA_ARGS", "no graph for 8 tokens"),
     ("EXTRA_ARGS='--cudagraph-capture-sizes=4'\n", "EXTRA_ARGS", "no graph for 8 tokens"),
+    ("CONTAINER_HEAD='bad name!'\n", "CONTAINER_HEAD", "letters"),
+    ("MASTER_PORT=8888\n", "MASTER_PORT", "PORT too"),
     ("LONG_PREFILL_TOKEN_THRESHOLD=1792\n", "LONG_PREFILL_TOKEN_THRESHOLD", "256 below"),
     ("ENGRAM_STORE=memory\n", "ENGRAM_STORE", "use file, or ENFORCE_EAGER=1"),
 )

@@ -350,3 +350,11 @@ def test_any_text_is_read_or_refused_but_never_raises(text: str) -> None:
     entries, problems = dotenv.parse(text)
     lines = text.replace("\r\n", "\n").count("\n") + 1
     assert all(1 <= item.line <= lines for item in (*entries, *problems))
+
+
+@pytest.mark.parametrize("key", ["'two\nlines'", "'tab\there'", "'\u20ac'"])
+def test_a_key_that_no_header_can_carry_is_refused_and_not_shown(tmp_path: Path, key: str) -> None:
+    with pytest.raises(UsageError) as error:
+        settings_of(tmp_path, f"VLLM_API_KEY={key}\n")
+    assert "VLLM_API_KEY is not usable" in str(error.value)
+    assert key.strip("'") not in str(error.value)

@@ -7,6 +7,7 @@ file that is mounted (see `SECRET_ENV`).
 
 from __future__ import annotations
 
+import hashlib
 import json
 import re
 from collections.abc import Mapping
@@ -20,6 +21,7 @@ from launcher.settings.values import Settings
 
 MODEL, ENGRAM, CACHE = "/model", "/engram-src", "/cache"
 SECRET_ENV = "/run/spark/secret.env"
+SECRETS = "dsv41-secrets"  # in the cache root: a folder an owner, in it one a launch
 SECRET_VARIABLE = "SPARK_SECRET_ENV"  # names the file to the overlay's serve
 
 LAUNCH, ROLE = "dsv41.launch", "dsv41.role"
@@ -161,7 +163,8 @@ def container(
     env = dict(rank.env)
     secret_file = ""
     if rank.secret_env:
-        secret_file = str(cache / "launch" / launch_id / "secret.env")
+        mark = hashlib.sha256(owner.encode()).hexdigest()[:12]
+        secret_file = str(cache / SECRETS / mark / launch_id / "secret.env")
         mounts.append(Mount(secret_file, SECRET_ENV))
         env[SECRET_VARIABLE] = SECRET_ENV
     return Container(
@@ -236,6 +239,12 @@ def on_node(text: str, home: str, start: str) -> str:
     return str(PurePosixPath(start) / text)
 
 
+RLIMITS = frozenset(
+    (
+        "core", "cpu", "data", "fsize", "locks", "memlock", "msgqueue", "nice", "nofile", "nproc",
+        "rss", "rtprio", "rttime", "sigpending", "stack",
+    )
+)  # fmt: skip
 _ULIMIT = re.compile(r"([a-z]+)=(-1|\d+)(?::(-1|\d+))?")
 
 
@@ -244,12 +253,14 @@ def ulimits(text: str) -> tuple[Ulimit, ...]:
     found = []
     for word in text.split():
         match = _ULIMIT.fullmatch(word)
-        if match is None:
+        name, soft, hard = match.groups() if match else ("", "", "")
+        low, high = int(soft or 0), int(hard or soft or 0)
+        if name not in RLIMITS or (high != -1 and (low == -1 or low > high)):
             raise UsageError(
                 f"{word!r} in CONTAINER_ULIMITS",
-                "name=value or name=soft:hard, with -1 for no limit",
+                "name=value or name=soft:hard with soft <= hard, -1 for no limit; names:"
+                f" {', '.join(sorted(RLIMITS))}",
                 "mend CONTAINER_ULIMITS in .env, such as: memlock=-1 stack=67108864 core=0",
             )
-        name, soft, hard = match.groups()
-        found.append(Ulimit(name, int(soft), int(hard or soft)))
+        found.append(Ulimit(name, low, high))
     return tuple(found)

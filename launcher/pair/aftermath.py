@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
-from concurrent.futures import ThreadPoolExecutor
 
 from launcher.app import PAIR, App
 from launcher.console import Console
@@ -14,11 +13,13 @@ from launcher.nodes.local import LocalNode, memory_available
 from launcher.pair import reach
 from launcher.state import DeploymentRecord
 from launcher.steps.base import ROLES
+from launcher.together import together
 
 GRACE = 60.0  # seconds: a rank gives back a hundred GiB
 MEMORY_TIME = 120.0  # seconds until a driver has given all of it back
 SLACK = 2 << 30  # bytes that others may have taken meanwhile
 LOOK = 1.0
+PATIENCE = 4.0  # seconds for a node that may not be there
 
 
 def nodes_of(at: reach.Reach, app: App) -> dict[str, Node]:
@@ -31,8 +32,7 @@ def memory(nodes: Mapping[str, Node]) -> dict[str, int]:
     def of(node: Node) -> int:
         return memory_available(node.run(["cat", "/proc/meminfo"], timeout=10.0).text)
 
-    with ThreadPoolExecutor(len(nodes)) as pool:
-        return dict(zip(nodes, pool.map(of, nodes.values()), strict=True))
+    return dict(zip(nodes, together(of, list(nodes.values())), strict=True))
 
 
 def settle(app: App, recorded: DeploymentRecord) -> None:
@@ -81,9 +81,16 @@ def wait_for_memory(
 
 
 def left_behind(app: App) -> bool:
-    """Whether this machine has a container of ours though no deployment is recorded."""
+    """Whether a node has a container of ours though no deployment is recorded. Nobody is asked
+    from a machine that is not the head."""
+    from launcher.link import head_ip
+    from launcher.survey import local_interfaces
+
     try:
-        found = app.runtime(PAIR).inspect("head")
+        settings = app.settings(deployment=PAIR, say=lambda line: None)
+        if head_ip(settings.text("HEAD_IP"), local_interfaces(LocalNode("head"))):
+            return False
+        found = together(app.runtime(PAIR, PATIENCE).inspect, ROLES)
     except LauncherError:
         return False
-    return found.state in ("running", "exited")
+    return any(rank.state in ("running", "exited") for rank in found)

@@ -28,7 +28,7 @@ POLL = 1.0  # seconds: each look asks two daemons
 
 def build(app: App, settings: Settings, record: Record) -> tuple[Context, Sequence[Step]]:
     """The context and the steps, in boot order, of ``start``. Contacts nobody."""
-    pair = look.Pair.of(settings, app.root, app.logs)
+    pair = look.Pair.of(settings, app.root, app.logs, kept(app))
     sight = Sight()
 
     def seen() -> look.Seen:
@@ -50,6 +50,11 @@ def build(app: App, settings: Settings, record: Record) -> tuple[Context, Sequen
             rank, settings, _place(settings, rank, found), owner=pair.at.owner, fingerprint=mark
         )
 
+    def check() -> None:
+        """Whether both containers can be described at all."""
+        for rank in plan("0" * 12, settings.int("MASTER_PORT")).ranks:
+            describe(rank)
+
     nodes = {"head": pair.head, "worker": pair.worker}
     ctx = Context(
         name=PAIR,
@@ -64,18 +69,30 @@ def build(app: App, settings: Settings, record: Record) -> tuple[Context, Sequen
         plan=plan,
         reach=pair.at.record(),
         memory=lambda: aftermath.memory(nodes),
+        former=lambda recorded: reach.runtime(reach.Reach.of_record(recorded.reach), app.logs),
         settle=lambda recorded: aftermath.settle(app, recorded),
         grace=aftermath.GRACE,
     )
     steps: list[Step] = [
-        PairPreflight(pair=pair, sight=sight),
-        Launch(needs=(), master_port=settings.int("MASTER_PORT")),
+        PairPreflight(pair=pair, sight=sight, check=check),
+        # The ports were looked at from the head's own list: the container, as root, may open those
+        # that this user may not.
+        Launch(needs=(), master_port=settings.int("MASTER_PORT"), check=lambda ctx: []),
         Watcher(),
         Ready(poll=POLL),
         Warmup(),
         Check(),
     ]
     return ctx, steps
+
+
+def kept(app: App) -> tuple[str, ...]:
+    """Names of the containers that are recorded as the pair's now."""
+    recorded = app.store.load().deployment
+    if recorded is None or recorded.name != PAIR:
+        return ()
+    at = app.reach()
+    return (at.head, at.worker)
 
 
 def _place(settings: Settings, rank: Rank, found: Survey) -> NodePlace:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from launcher import doctor as reporting
 from launcher import survey
-from launcher.app import App
+from launcher.app import PAIR, App
 from launcher.commands.container import NodePlace, place_of
 from launcher.errors import LauncherError
 from launcher.facts.base import Missing
@@ -25,6 +25,7 @@ from launcher.pair import reach
 from launcher.preflight import Given, Need, check
 from launcher.preflight.link import dont_fragment
 from launcher.rails import Rail, Side, carrier
+from launcher.settings import pair_rules
 from launcher.settings.values import Settings
 from launcher.survey import Paths, Survey
 
@@ -42,11 +43,12 @@ class Pair:
     head: Node
     worker: SshNode
     logs: Path
+    kept: tuple[str, ...] = ()  # names of the containers that are recorded as ours
 
     @classmethod
-    def of(cls, settings: Settings, root: Path, logs: Path) -> Pair:
+    def of(cls, settings: Settings, root: Path, logs: Path, kept: tuple[str, ...] = ()) -> Pair:
         at = reach.Reach.of_settings(settings, root)
-        return cls(settings, at, LocalNode("head"), reach.worker(at, logs), logs)
+        return cls(settings, at, LocalNode("head"), reach.worker(at, logs), logs, kept)
 
 
 @dataclass(frozen=True)
@@ -61,20 +63,35 @@ class Seen:
     ways: Sequence[Finding]
 
     def findings(self, probes: Sequence[survey.Probe] = ()) -> list[Finding]:
-        ways = list(self.ways)
-        lost = self.worker.lost
-        if ways and lost is not None:  # the same fault, in the words of the second who met it
-            worker_only = [each for each in self._checked(probes) if each is not lost]
-            return [*ways, *worker_only]
-        return [*ways, *self._checked(probes)]
-
-    def _checked(self, probes: Sequence[survey.Probe]) -> list[Finding]:
-        return check(self.given, self.head, self.worker, self.link, self.link_findings, probes)
+        found = check(self.given, self.head, self.worker, self.link, self.link_findings, probes)
+        if not self.ways:
+            return found
+        # The same faults, in the words of the second who met them.
+        again = [self.worker.lost]
+        if isinstance(self.worker.docker, Missing):
+            again += [each for each in found if each.topic == "docker" and "worker" in each.found]
+        return [*self.ways, *(each for each in found if each not in again)]
 
 
 def elsewhere(pair: Pair) -> list[Finding]:
     """Whether this machine is not the head. Asked before any contact with the worker."""
-    return head_ip(pair.settings.text("HEAD_IP"), survey.local_interfaces(pair.head))
+    settings = pair.settings
+    here = survey.local_interfaces(pair.head)
+    wrong = head_ip(settings.text("HEAD_IP"), here)
+    if wrong:
+        return wrong
+    for key in ("WORKER_IP", "WORKER_SSH"):
+        address = settings.text(key).rpartition("@")[2]
+        if address and not head_ip(address, here):
+            return [
+                Finding(
+                    f"{key} is {settings.text(key)}, an address of this machine",
+                    "the address of the other node",
+                    f"set {key} in .env to the worker's address on the CX7 link",
+                    topic="link",
+                )
+            ]
+    return []
 
 
 def see(pair: Pair) -> Seen:
@@ -83,21 +100,20 @@ def see(pair: Pair) -> Seen:
     head_place = place_of(settings, "head", str(Path.home()))
     with ThreadPoolExecutor(2) as pool:
         head = pool.submit(_survey, pair, "head", head_place)
-        ways = pool.submit(prove, pair.worker).result()
+        ways = prove(pair.worker)
+        lost = _unreached(pair) if ways else True
         if ways:
             ways = [*_cut_packets(pair), *ways]
-        place = place_of(settings, "worker", _home(pair)) if not ways else None
+        place = place_of(settings, "worker", _home(pair)) if not (ways and lost) else None
         worker = _survey(pair, "worker", place)
         both = head.result(), worker
-    needs = tuple(
-        (Need(each.cache_root, CACHE_BYTES, "caches of compiled kernels"),) if each else ()
-        for each in (head_place, place)
-    )
+    needs = tuple(_needs(each) if each else () for each in (head_place, place))
     given = Given.of(
         settings,
         pair.at.owner,
         (*needs[0], Need(str(pair.logs), LOG_BYTES, "logs")),
         needs[1],
+        kept=pair.kept,
     )
     link, found = find(Wanted.of(settings), *both)
     return Seen(given, *both, link, found, ways)
@@ -122,6 +138,14 @@ def _cut_packets(pair: Pair) -> list[Finding]:
     return dont_fragment([tried])
 
 
+def _unreached(pair: Pair) -> bool:
+    """Whether no command runs on the worker: what else is wrong there cannot be asked."""
+    try:
+        return pair.worker.run(["true"], timeout=10.0).status != 0
+    except LauncherError:
+        return True
+
+
 def _home(pair: Pair) -> str:
     asked = pair.settings.text("WORKER_HOME")
     try:
@@ -130,11 +154,17 @@ def _home(pair: Pair) -> str:
         return "/"  # the survey says what is wrong with the node
 
 
+def _needs(place: NodePlace) -> tuple[Need, ...]:
+    own = (place.vllm_cache, place.triton_cache, place.tilelang_cache)
+    elsewhere = [Need(path, 0, "a cache of compiled kernels") for path in own if path]
+    return (Need(place.cache_root, CACHE_BYTES, "caches of compiled kernels"), *elsewhere)
+
+
 def _survey(pair: Pair, role: str, place: NodePlace | None) -> Survey:
     node: Node = pair.head if role == "head" else pair.worker
     paths = Paths()
     if place is not None:
-        paths = Paths(place.model_dir, place.engram_dir, (place.cache_root,))
+        paths = Paths(place.model_dir, place.engram_dir, tuple(need.path for need in _needs(place)))
         if role == "head":
             paths = Paths(paths.model, paths.engram, (*paths.disks, str(pair.logs)))
     client, why = None, "no connection to the Docker daemon"
@@ -155,7 +185,10 @@ def _survey(pair: Pair, role: str, place: NodePlace | None) -> Survey:
 
 def doctor(app: App, settings: Settings) -> int:
     """Print the report; 1 when something would stop a start."""
-    pair = Pair.of(settings, app.root, app.logs)
+    pair_rules.require(settings)
+    recorded = app.store.load().deployment
+    at = app.reach() if recorded is not None and recorded.name == PAIR else None
+    pair = Pair.of(settings, app.root, app.logs, (at.head, at.worker) if at else ())
     wrong = elsewhere(pair)
     if wrong:
         for line in reporting.Report(tuple(map(reporting.of, wrong))).rows():
@@ -185,10 +218,7 @@ def doctor(app: App, settings: Settings) -> int:
         log=lambda role: survey.kernel_log(nodes[role]),
         reads=reads,
     )
-    ways = [*seen.ways]
-    found = reporting.report(
-        seen.given, seen.head, seen.worker, seen.link, seen.link_findings, checks, ways
-    )
+    found = reporting.report(seen.given, seen.head, seen.worker, seen.link, seen.findings, checks)
     for row in found.rows():
         app.console.plain(row)
     app.console.say(found.verdict, "good" if found.code == 0 else "warning")

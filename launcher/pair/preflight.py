@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from launcher import survey
@@ -23,6 +24,7 @@ class PairPreflight(Step):
     title: str = "preflight (both nodes, the link, memory, disks, files)"
     pair: look.Pair = field(kw_only=True)
     sight: Sight = field(kw_only=True)
+    check: Callable[[], None] = field(kw_only=True)  # of the plan that rests on what was seen
 
     def inputs(self, ctx: Context) -> str:
         return fingerprint({})
@@ -44,6 +46,7 @@ class PairPreflight(Step):
             ctx.record.event(self.key, "in the way", found=each.found, topic=each.topic)
         refuse(findings)
         self.sight.seen = seen
+        self.check()
         link = seen.link
         assert link is not None  # or a finding says why not
         for name, side in (("head", link.head), ("worker", link.worker)):

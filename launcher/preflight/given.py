@@ -37,6 +37,7 @@ class Given:
     margin: float  # GiB of memory beyond the weights
     head_needs: tuple[Need, ...] = ()
     worker_needs: tuple[Need, ...] = ()
+    kept: tuple[str, ...] = ()  # names of our containers that are recorded
 
     @classmethod
     def of(
@@ -45,6 +46,7 @@ class Given:
         owner: str,
         head_needs: tuple[Need, ...] = (),
         worker_needs: tuple[Need, ...] = (),
+        kept: tuple[str, ...] = (),
     ) -> Given:
         return cls(
             wanted=Wanted.of(settings),
@@ -58,6 +60,7 @@ class Given:
             margin=settings.number("DSV41_BOOT_MARGIN_GIB"),
             head_needs=head_needs,
             worker_needs=worker_needs,
+            kept=kept,
         )
 
     def container(self, node: str) -> str:

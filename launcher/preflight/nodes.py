@@ -174,8 +174,9 @@ def image(given: Given, head: Survey, worker: Survey) -> list[Finding]:
                 Finding(
                     f"the {survey.name} has no image {given.image}{why}",
                     "the image of both ranks on both nodes",
-                    f"on the {survey.name}: docker pull {shlex.quote(given.image)}, or "
-                    "docker load what docker save wrote on the other node",
+                    "this version builds none yet: make one that holds vLLM 0.33.0 and overlay/ "
+                    "(pip install), name it in IMAGE, and bring it to both nodes (docker save | "
+                    "docker load)",
                     topic="image",
                 )
             )

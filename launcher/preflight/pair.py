@@ -62,6 +62,7 @@ def containers(
     pair = standing(given.owner, head, worker)
     for survey in (head, worker):
         findings += _foreign(given, survey)
+        findings += _forgotten(given, survey)
         findings += _busy_gpu(given, survey)
     # A node that could not be asked makes a pair look half.
     if (
@@ -137,6 +138,24 @@ def _foreign(given: Given, survey: Survey) -> list[Finding]:
                 )
             )
     return found
+
+
+def _forgotten(given: Given, survey: Survey) -> list[Finding]:
+    """Running containers of this checkout that no record and no setting names any more."""
+    if isinstance(survey.docker, Missing):
+        return []
+    names = (given.container(survey.name), *given.kept)
+    return [
+        Finding(
+            f"the {survey.name} runs {each.name}, which this checkout started under that name",
+            f"no rank beside {given.container(survey.name)}",
+            f"on the {survey.name}: docker rm -f {shlex.quote(each.name)}; or set"
+            f" CONTAINER_{survey.name.upper()} back to it, then ./start.sh stop",
+            topic=TOPIC,
+        )
+        for each in survey.docker.containers
+        if each.owner == given.owner and each.running and each.name not in names
+    ]
 
 
 def _end(container: Container, node: str) -> str:

@@ -10,6 +10,7 @@ from launcher.facts.disks import Disk
 from launcher.findings import Finding, warning
 from launcher.preflight.given import Given, Need
 from launcher.preflight.pair import Standing
+from launcher.rails import addresses
 from launcher.survey import Survey
 
 VOLATILE = ("tmpfs", "ramfs")
@@ -26,7 +27,7 @@ def ports(given: Given, pair: Standing, head: Survey) -> list[Finding]:
                 topic="ports",
             )
         ]
-    findings = []
+    findings = _bind(given, head)
     ours = pair.head if pair.head is not None and pair.head.running else None
     for key, option, host, port, what in (
         ("PORT", "--port", given.bind, given.port, "the API"),
@@ -47,6 +48,24 @@ def ports(given: Given, pair: Standing, head: Survey) -> list[Finding]:
                 )
             )
     return findings
+
+
+def _bind(given: Given, head: Survey) -> list[Finding]:
+    """The API's address must be the head's, or every one."""
+    if given.bind == "0.0.0.0" or given.bind.startswith("127."):
+        return []
+    if isinstance(head.interfaces, Missing):
+        return []
+    if any(str(address.ip) == given.bind for each in head.interfaces for address in each.ipv4):
+        return []
+    return [
+        Finding(
+            f"BIND is {given.bind}, no address of the head ({addresses(head.interfaces)})",
+            "127.0.0.1, 0.0.0.0 or an address of the head",
+            "set BIND in .env",
+            topic="ports",
+        )
+    ]
 
 
 def disks(given: Given, survey: Survey) -> list[Finding]:

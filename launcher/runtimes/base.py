@@ -30,6 +30,7 @@ class RankStatus:
     since: float | None = None  # start, seconds since the epoch
     ended: float | None = None
     log: Path | None = None
+    paused: bool = False  # it is there and does not run on
     note: str = ""  # what else is known of its end
     last_lines: tuple[str, ...] = ()  # of its log, when it has ended
 
@@ -40,9 +41,9 @@ class RankStatus:
     def ending(self) -> str:
         """How it ended, in words."""
         if self.state == "absent":
-            how = "was not started"
+            how = "is not there: not started, or removed since"
         elif self.state == "running":
-            how = "runs"
+            how = "is paused" if self.paused else "runs"
         elif self.state == "unreachable":
             how = "cannot be reached"
         elif self.signal is not None:

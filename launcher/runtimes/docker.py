@@ -21,7 +21,7 @@ from typing import Any
 import docker
 from docker.errors import APIError, ImageNotFound, NotFound
 
-from launcher.commands.container import LAUNCH, OWNER, ROLE, SECRET_ENV, Container
+from launcher.commands.container import LAUNCH, OWNER, ROLE, SECRET_ENV, SECRETS, Container
 from launcher.deployment import Rank
 from launcher.errors import LauncherError
 from launcher.nodes.base import Node
@@ -105,19 +105,23 @@ class DockerRuntime:
         status = self.inspect(role)
         if status.state in ("absent", "unreachable"):
             return status
-        name = self._names[role]
         try:
+            found = self._look(role)
+            if found is None or self._stranger(role, found):
+                return status
+            # By its id: another container may take the name meanwhile.
+            one = str(found["Id"])
+            if status.paused:
+                self._ask(role, lambda c: c.api.unpause(one), timeout=30.0)
             if status.running:
                 seconds = math.ceil(grace)
-                self._ask(role, lambda c: c.api.stop(name, timeout=seconds), timeout=grace + 20)
+                self._ask(role, lambda c: c.api.stop(one, timeout=seconds), timeout=grace + 20)
                 status = replace(self.inspect(role), note="as asked")
             self.save_log(role, self.log_path(role))
-            found = self._look(role)
-            self._ask(role, lambda c: c.api.remove_container(name, force=True), timeout=30.0)
+            self._ask(role, lambda c: c.api.remove_container(one, force=True), timeout=30.0)
         except (Unreachable, APIError) as fault:
             return replace(status, state="unreachable", note=_said(fault))
-        if found is not None:
-            self._forget_secret(role, found)
+        self._forget_secret(role, found)
         return status
 
     def tail(self, role: str, lines: int, emit: Callable[[str], None]) -> None:
@@ -230,7 +234,8 @@ class DockerRuntime:
                 f"no {role} rank before a new one starts",
                 "./start.sh stop",
             )
-        self._ask(role, lambda c: c.api.remove_container(name, force=True), timeout=30.0)
+        one = str(found["Id"])
+        self._ask(role, lambda c: c.api.remove_container(one, force=True), timeout=30.0)
         self._forget_secret(role, found)
 
     def _prepare(self, role: str, made: Container) -> None:
@@ -243,8 +248,10 @@ class DockerRuntime:
                 "mend CACHE_ROOT in .env, or the rights there",
             )
         if made.secret_file:
-            # Containers that were removed behind our back have left theirs.
-            node.remove(Path(made.secret_file).parent.parent)
+            # Containers that were removed behind our back have left theirs; the folder is ours.
+            folder = Path(made.secret_file).parent.parent
+            if folder.parent.name == SECRETS:
+                node.remove(folder)
             node.write(Path(made.secret_file), made.secret_text(), 0o600)
 
     def _run(self, role: str, made: Container) -> int:
@@ -253,8 +260,10 @@ class DockerRuntime:
             host = api.create_host_config(**made.host())
             made_id = api.create_container(**made.arguments(), host_config=host)["Id"]
             try:
+                # Made first, then asked: of two launchers at least one sees the other's.
+                self._refuse_others(role, api.containers(all=True, filters={"label": OWNER}))
                 api.start(made_id)
-            except APIError:
+            except (APIError, LauncherError):
                 api.remove_container(made_id, force=True)
                 raise
             return int(api.inspect_container(made_id)["State"]["Pid"])
@@ -275,15 +284,27 @@ class DockerRuntime:
                 "mend what Docker says, then ./start.sh again",
             ) from fault
 
+    def _refuse_others(self, role: str, listed: list[dict[str, Any]]) -> None:
+        """Raise where the node has a pair of another checkout, running or about to."""
+        for each in listed:
+            owner = each["Labels"][OWNER]
+            if owner != self._owner and each["State"] in ("created", "running", "paused"):
+                raise LauncherError(
+                    f"the {role}'s node has {each['Names'][0].lstrip('/')} of another checkout"
+                    f" ({owner})",
+                    "no other pair on these nodes",
+                    f"./start.sh stop there ({owner}), then ./start.sh again",
+                )
+
     def _forget_secret(self, role: str, found: dict[str, Any]) -> None:
         for mount in found.get("Mounts") or ():
             if mount.get("Destination") == SECRET_ENV:
                 self._remove_secret(role, str(mount.get("Source", "")))
 
     def _remove_secret(self, role: str, path: str) -> None:
-        """Remove a launch's directory, …/launch/<launch id>, that holds the file."""
+        """Remove a launch's directory, …/<owner>/<launch id>, that holds the file."""
         folder = Path(path).parent
-        if path and folder.parent.name == "launch":
+        if path and folder.parent.parent.name == SECRETS:
             # What is left is as private as .env; the next stop will try no more.
             with contextlib.suppress(LauncherError, OSError):
                 self._nodes[role].remove(folder)
@@ -357,7 +378,7 @@ def _status(role: str, found: dict[str, Any], log: Path) -> RankStatus:
         log=log,
     )
     if base.running:
-        return replace(base, note="paused") if state.get("Paused") else base
+        return replace(base, paused=bool(state.get("Paused")))
     if state.get("Status") == "created":
         return replace(base, note="its container was made but not started")
     code = int(state.get("ExitCode", 0))

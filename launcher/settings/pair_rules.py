@@ -5,6 +5,7 @@ The rehearsal is not bound by them: its model, its pool and its device are other
 
 from __future__ import annotations
 
+import re
 import shlex
 from collections.abc import Sequence
 
@@ -15,13 +16,14 @@ IMAGE_TOKENS = 1024  # at most, of one image; vLLM wants a whole one in a chunk,
 # A pool of 2.5 GiB holds 774,400 tokens on each of two ranks (measured by the kit before this one).
 KV_BYTES_PER_TOKEN = (5 << 29) / 774_400
 BLOCKS = (32, 64)
+_NAME = re.compile(r"[a-zA-Z0-9][a-zA-Z0-9_.-]+")  # as Docker takes it
 
 
 def require(settings: Settings) -> None:
     """Raises UsageError that lists every broken rule with the place of the key at fault."""
     found = [
         f"{_where(settings, key)}: {key} {message}"
-        for rule in (_images, _widths, _pool, _blocks, _streams, _threshold, _store)
+        for rule in (_images, _widths, _pool, _blocks, _streams, _threshold, _store, _names, _ports)
         for key, message in rule(settings)
     ]
     if found:
@@ -40,6 +42,17 @@ def _store(s: Settings) -> list[tuple[str, str]]:
     return [
         ("ENGRAM_STORE", f"is {kind}, which no CUDA graph can hold; use file, or ENFORCE_EAGER=1")
     ]
+
+
+def _names(s: Settings) -> list[tuple[str, str]]:
+    keys = ("CONTAINER_HEAD", "CONTAINER_WORKER")
+    bad = "is {!r}: letters, digits, _ . and -, the first a letter or a digit"
+    return [(key, bad.format(s.text(key))) for key in keys if not _NAME.fullmatch(s.text(key))]
+
+
+def _ports(s: Settings) -> list[tuple[str, str]]:
+    port = s.int("MASTER_PORT")
+    return [("MASTER_PORT", f"is {port}, which is PORT too")] if port == s.int("PORT") else []
 
 
 def _images(s: Settings) -> list[tuple[str, str]]:

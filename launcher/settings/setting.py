@@ -53,6 +53,8 @@ class Setting:
         """The value of `text`; raises contract.Violation."""
         if "\0" in text:
             raise contract.Violation("must not hold a NUL character")
+        if self.secret and not (text.isprintable() and _latin(text)):
+            raise contract.Violation("has characters that no HTTP header can carry")
         if text == "" and self.kind == "optional integer":
             return None
         if text == "" and self.empty_is_default:
@@ -102,3 +104,11 @@ class Setting:
 PORTS = (1, 65535)
 SECONDS = (1, 604800)
 BYTES = (1, 1 << 50)
+
+
+def _latin(text: str) -> bool:
+    try:
+        text.encode("latin-1")
+    except UnicodeEncodeError:
+        return False
+    return True

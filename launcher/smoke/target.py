@@ -31,7 +31,7 @@ def target(app: App, url: str | None, model: str | None, timeout: float) -> Targ
         raise LauncherError(
             "no deployment is recorded in this checkout, and no --url was given",
             "a server to try",
-            "./start.sh rehearse first, or ./start.sh smoke --url http://HOST:PORT",
+            "./start.sh or ./start.sh rehearse first, or ./start.sh smoke --url http://HOST:PORT",
         )
     server = Server(standing.api(app, deployment), model or deployment.served_model_name, timeout)
     return Target(server, app.runtime(deployment.name).log_path("head"))

@@ -40,6 +40,8 @@ class Context:
     # wait until they have it again. Nothing of it for ranks on this machine.
     reach: Mapping[str, Any] = field(default_factory=dict)
     memory: Callable[[], Mapping[str, int]] = dict
+    # The runtime of a deployment that was started elsewhere than this one would be.
+    former: Callable[[DeploymentRecord], Runtime] | None = None
     settle: Callable[[DeploymentRecord], None] = lambda recorded: None
     grace: float = 15.0  # seconds a rank may take to end: a headless vLLM takes about five
 

@@ -6,18 +6,19 @@ import hashlib
 import time
 import uuid
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from launcher import ports, processes
 from launcher.console import Console
 from launcher.errors import LauncherError
+from launcher.findings import Finding
 from launcher.record import Record
 from launcher.runtimes.base import RankStatus, Runtime
 from launcher.state import DeploymentRecord, RankRecord, Store
 from launcher.steps import preflight
 from launcher.steps.base import ROLES, Context, Step, fingerprint
+from launcher.together import together
 
 GRACE = 15.0  # seconds: a headless vLLM takes about five to end
 
@@ -29,6 +30,7 @@ class Launch(Step):
     needs: tuple[str, ...] = ("engine", "overlay", "checkpoint")
     sources: Path | None = None  # of the overlay: ranks that run older ones are stale
     master_port: int | None = None  # None: any free one
+    check: Callable[[Context], list[Finding]] = preflight.port
     now: Callable[[], float] = time.time
 
     def inputs(self, ctx: Context) -> str:
@@ -39,12 +41,14 @@ class Launch(Step):
 
     def done(self, ctx: Context) -> bool:
         recorded = ctx.store.load().deployment
-        return recorded is not None and not recorded.stopping and both_run(ctx, recorded.launch_id)
+        if recorded is None or recorded.stopping or dict(recorded.reach) != dict(ctx.reach):
+            return False
+        return both_run(ctx, recorded.launch_id)
 
     def do(self, ctx: Context) -> None:
         end(ctx)
         # What was free when the boot began may not be so after a long installation.
-        preflight.refuse(preflight.port(ctx))
+        preflight.refuse(self.check(ctx))
         launch_id = uuid.uuid4().hex[:12]
         api_port = ctx.settings.int("PORT")
         master_port = self.master_port or ports.free("127.0.0.1", avoid=[api_port])
@@ -88,8 +92,10 @@ class Launch(Step):
             ctx.store.record(record)
             fields = {"role": rank.role, "pid": pid, "launch_id": launch_id}
             ctx.record.event(self.key, "rank started", **fields)
-            log = ctx.runtime.log_path(rank.role)
-            ctx.console.say(f"  {rank.role} started, pid {pid}, log {log}")
+            told = f"./start.sh logs {rank.role}"
+            if not ctx.reach:  # a container's log is Docker's until it is saved
+                told = f"log {ctx.runtime.log_path(rank.role)}"
+            ctx.console.say(f"  {rank.role} started, pid {pid}, {told}")
 
     def undo(self, ctx: Context) -> None:
         end(ctx)
@@ -104,15 +110,17 @@ def digest(folder: Path) -> str:
 
 
 def both_run(ctx: Context, launch_id: str) -> bool:
-    with ThreadPoolExecutor(len(ROLES)) as pool:
-        found = list(pool.map(ctx.runtime.inspect, ROLES))
-    return all(rank.running and rank.launch_id == launch_id for rank in found)
+    found = together(ctx.runtime.inspect, ROLES)
+    return all(rank.running and not rank.paused and rank.launch_id == launch_id for rank in found)
 
 
 def end(ctx: Context) -> list[RankStatus]:
     """End both ranks and wait until their nodes have their memory back; how each had been."""
     recorded = ctx.store.load().deployment
-    before = stop_all(ctx.store, ctx.runtime, ctx.record, ctx.console, ctx.grace)
+    runtime = ctx.runtime
+    if ctx.former and recorded is not None and dict(recorded.reach) != dict(ctx.reach):
+        runtime = ctx.former(recorded)  # where it was started, whatever the settings say by now
+    before = stop_all(ctx.store, runtime, ctx.record, ctx.console, ctx.grace)
     if recorded is not None and any(rank.running for rank in before):
         ctx.settle(recorded)
     return before
@@ -127,15 +135,16 @@ def stop_all(
     """
     recorded = store.load().deployment
     if recorded is not None and not recorded.stopping:
-        store.record(replace(recorded, stopping=True))
-    with ThreadPoolExecutor(len(ROLES)) as pool:
-        before = list(pool.map(runtime.inspect, ROLES))
+        try:
+            store.record(replace(recorded, stopping=True))
+        except OSError as error:  # a full disk must not keep the ranks up
+            console.warn(f"{store.path} cannot be written: {error.strerror or error}")
+    before = together(runtime.inspect, ROLES)
     running = [rank for rank in before if rank.running]
     for rank in running:
         record.event("stop", "stopping", role=rank.role, pid=rank.pid)
         console.say(f"  ending the {rank.role} (pid {rank.pid})")
-    with ThreadPoolExecutor(len(ROLES)) as pool:
-        after = list(pool.map(lambda role: runtime.stop(role, grace), ROLES))
+    after = together(lambda role: runtime.stop(role, grace), ROLES)
     lost = [rank for rank in after if rank.state == "unreachable"]
     if lost:  # the deployment stays recorded, to be ended later
         raise LauncherError(

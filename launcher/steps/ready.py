@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -16,6 +15,7 @@ from launcher.runtimes.base import RankStatus, Runtime
 from launcher.state import DeploymentRecord
 from launcher.steps.base import ROLES, Context, Step, fingerprint
 from launcher.steps.stages import Stages
+from launcher.together import together
 from launcher.watch.stall import Silence, Stall
 
 API_TIME = 5.0  # seconds for /health and /v1/models
@@ -120,8 +120,7 @@ class Sight:
 
 def inspected(runtime: Runtime) -> list[RankStatus]:
     """Both ranks, asked at the same time: one of them may be on another machine."""
-    with ThreadPoolExecutor(len(ROLES)) as pool:
-        return list(pool.map(runtime.inspect, ROLES))
+    return together(runtime.inspect, ROLES)
 
 
 def recorded(ctx: Context) -> DeploymentRecord:

@@ -11,7 +11,6 @@ import os
 import sys
 import time
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from launcher import clock, detached, files
@@ -19,6 +18,7 @@ from launcher.record import Record
 from launcher.runtimes.base import RankStatus, Runtime
 from launcher.runtimes.process import ProcessRuntime
 from launcher.state import Store
+from launcher.together import together
 
 POLL = 0.25  # seconds
 FAR_POLL = 5.0  # seconds, where a look goes to another machine
@@ -46,9 +46,9 @@ def watch(
     dead: set[str] = set()
     silent: dict[str, float] = {}  # role -> since when its node does not answer
     told: set[str] = set()
+    seen: set[str] = set()  # roles whose rank has run
     while True:
-        with ThreadPoolExecutor(len(roles)) as pool:
-            found = list(pool.map(inspect, [role for role in roles if role not in dead]))
+        found = together(inspect, [role for role in roles if role not in dead])
         if not ours():
             return "the deployment was stopped or replaced"
         for status in found:
@@ -64,7 +64,10 @@ def watch(
                 told.discard(role)
                 if status.running:
                     report(status)
-            if status.state == "exited":
+            if status.running:
+                seen.add(role)
+            # A container that was removed behind our back leaves nothing to be asked.
+            if status.state == "exited" or (status.state == "absent" and role in seen):
                 report(status)
                 dead.add(role)
         if len(dead) == len(roles):
@@ -91,7 +94,9 @@ def main(argv: list[str]) -> int:
     def inspect(role: str) -> RankStatus:
         status = runtime.inspect(role)
         # A rank of another launch is none of ours; `ours` ends the watch in that case.
-        return status if status.launch_id == launch_id else RankStatus(role, "absent")
+        if status.state == "unreachable" or status.launch_id == launch_id:
+            return status
+        return RankStatus(role, "absent")
 
     def ours() -> bool:
         recorded = store.load().deployment
@@ -127,6 +132,7 @@ def main(argv: list[str]) -> int:
 
 _EVENTS = {
     "exited": "rank died",
+    "absent": "rank is gone",
     "unreachable": "node does not answer",
     "running": "node answers again",
 }
