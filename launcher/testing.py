@@ -244,5 +244,7 @@ LEVELS: tuple[Level, ...] = (
     Level("story", "the launcher from outside, with two real ranks", _story, _always),
     Level("rig", "the launcher on two nodes: ssh, Docker, a link", _rig, _no_rig),
     Level("gpu", "kernels on a GPU", _pytest("gpu"), _no_gpu, False),
-    Level("vm", "two virtual machines: a real GID table", _pytest("vm"), _no_vm, False, "ten minutes"),
+    Level(
+        "vm", "two virtual machines: a real GID table", _pytest("vm"), _no_vm, False, "ten minutes"
+    ),
 )
