@@ -397,13 +397,18 @@ class VmClone:
         self.history.append(ran)
         return ran
 
-    def settled(self, timeout: float = 90.0) -> Ran:
-        """``status`` once both nodes answer it: after a boot Docker's first answer is slow."""
+    def until(self, code: int, words: str = "", timeout: float = 120.0) -> Ran:
+        """Ask ``status`` until it ends with ``code`` and says ``words``.
+
+        Once is not always enough: on emulated cores the worker's Docker, or the API, may need longer
+        than the 4 s and 0.9 s that status gives them, and it says so.
+        """
         end = time.monotonic() + timeout
         while True:
             ran = self.start("status")
-            if "does not answer" not in ran.said or time.monotonic() > end:
+            if ran.status == code and words in ran.said:
                 return ran
+            assert time.monotonic() < end, f"no status {code} {words!r}: {ran.status}\n{ran.said}"
 
     def containers(self) -> dict[str, str]:
         guests = (self.guests.head, self.guests.worker)
