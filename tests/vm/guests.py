@@ -262,7 +262,7 @@ class Guests:
 
     def _up(self) -> None:
         began = time.monotonic()
-        self._space = Init(["unshare", "-n", "sleep", "infinity"])
+        self._space = _namespace()
         self._wires(self._space.pid)
         for number, name, card in ((1, "spark-1", HEAD), (2, "spark-2", WORKER)):
             self._guests.append(Guest(number, name, card, self.folder, self._space.pid))
@@ -400,8 +400,8 @@ class VmClone:
     def until(self, code: int, words: str = "", timeout: float = 120.0) -> Ran:
         """Ask ``status`` until it ends with ``code`` and says ``words``.
 
-        Once is not always enough: on emulated cores the worker's Docker, or the API, may need longer
-        than the 4 s and 0.9 s that status gives them, and it says so.
+        Once is not always enough: on emulated cores the worker's Docker, or the API, may need
+        longer than the 4 s and 0.9 s that status gives them, and it says so.
         """
         end = time.monotonic() + timeout
         while True:
@@ -422,6 +422,19 @@ class VmClone:
             for name, state in guest.containers().items():
                 log = guest.run("docker", "logs", "--tail", "30", name, check=False)
                 yield f"{guest.name}: {name} {state}", log.said
+
+
+def _namespace() -> Init:
+    """A process in a network namespace of its own. It is asked whether it is there yet: until then
+    the machine's own network would be changed in its name."""
+    made = Init(["unshare", "-n", "sh", "-c", "echo there; exec sleep infinity"])
+    assert made.stdout
+    told = made.stdout.readline()
+    spaces = {os.readlink(f"/proc/{pid}/ns/net") for pid in (made.pid, "self")}
+    if told != "there\n" or len(spaces) != 2:
+        made.end()
+        raise AssertionError("no network namespace could be made")
+    return made
 
 
 def _clone(target: Path) -> None:
