@@ -10,6 +10,7 @@ from vllm.config import get_current_vllm_config
 from vllm.models.deepseek_v41.common.engram import Engram
 from vllm.models.deepseek_v41.nvidia import model as vllm_model
 
+from gpu.bits import differ
 from spark_overlay.engram.glue import SparkEngram
 from spark_overlay.engram.layout import EngramLayout
 
@@ -61,11 +62,6 @@ class TwinEngram(Engram):
         )
         self.counts += torch.stack([each.sum() for each in found])
         return answer
-
-
-def differ(one: Tensor, other: Tensor) -> Tensor:
-    """Tokens whose rows differ in a bit."""
-    return (one.view(torch.int16) != other.view(torch.int16)).flatten(1).any(1)
 
 
 vllm_model.Engram = TwinEngram
