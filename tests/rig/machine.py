@@ -361,6 +361,15 @@ class Init(subprocess.Popen[str]):
             start_new_session=True,  # Ctrl-C is for the tests, not for the nodes
         )
 
+    def in_its_network(self, within: float = 10.0) -> None:
+        """Wait until it has left this machine's network: what is set there before would be set
+        here."""
+        end = time.monotonic() + within
+        mine = os.readlink("/proc/self/ns/net")
+        while os.readlink(f"/proc/{self.pid}/ns/net") == mine:
+            assert time.monotonic() < end and self.poll() is None, "no network namespace was made"
+            time.sleep(0.002)
+
     def stderr_text(self) -> str:
         assert self.stderr
         return self.stderr.read()

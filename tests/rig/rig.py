@@ -85,6 +85,7 @@ class Rig:
 
     def _up(self, began: float) -> None:
         self._driver = Init(["unshare", "-n", "sleep", "infinity"])
+        self._driver.in_its_network()
         self._note()
         for name, folder, card, users in (
             ("spark-1", "node1", HEAD, [USER]),
