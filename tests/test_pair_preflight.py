@@ -100,11 +100,11 @@ def test_docker_that_is_not_installed() -> None:
     assert "install Docker" in finding.mend
 
 
-def test_docker_without_gpus_is_a_warning() -> None:
+def test_docker_without_gpus_is_refused() -> None:
     identity = HEAD.identity
     assert not isinstance(identity, Missing)
     head = survey("head", docker=docker(runtimes=("runc",)), identity=replace(identity, tools=()))
-    assert "nvidia-container-toolkit" in only(head, level="warn").mend
+    assert "nvidia-container-toolkit" in only(head, level="wrong").mend
     # A hook on the PATH serves `--gpus` without a runtime of its own.
     assert checked(survey("head", docker=docker(runtimes=("runc",)))) == []
 

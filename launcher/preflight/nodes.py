@@ -45,12 +45,12 @@ def _docker(survey: Survey) -> list[Finding]:
     if "nvidia" in found.runtimes or hooked:
         return []
     return [
-        warning(
+        Finding(
             f"Docker of the {who} has no NVIDIA runtime, and its tools are not on the PATH",
             "a Docker that gives containers the GPU",
             f"on the {who}: sudo apt install nvidia-container-toolkit && sudo nvidia-ctk runtime "
             "configure --runtime=docker && sudo systemctl restart docker",
-            "docker",
+            topic="docker",
         )
     ]
 
