@@ -195,7 +195,8 @@ def test_the_workers_docker_is_stopped(serving: HeadClone) -> None:
         assert told.status == 3, told.said
         ran = serving.start("start", timeout=START)
         assert ran.status == 1, ran.said
-        assert "Docker of the worker" in ran.err and "systemctl start docker" in ran.err
+        assert "the Docker daemon of the worker cannot be used" in ran.err
+        assert "systemctl enable --now docker" in ran.err
     finally:
         worker.dockerd_start()
         worker.dockerd_ready()

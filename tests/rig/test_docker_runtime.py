@@ -16,7 +16,7 @@ import daemons
 import pytest
 from daemons import IMAGE, Daemon
 
-from launcher.commands.container import Container, Mount, Ulimit
+from launcher.commands.container import SECRETS, Container, Mount, Ulimit
 from launcher.deployment import Rank, Role
 from launcher.errors import LauncherError
 from launcher.nodes.daemon import daemon
@@ -59,7 +59,7 @@ class Pair:
 
     def describe(self, rank: Rank) -> Container:
         cache = self.folder / rank.role / "cache"
-        secret = str(self.folder / rank.role / "launch" / "l1" / "secret.env")
+        secret = str(self.folder / rank.role / SECRETS / "ours" / "l1" / "secret.env")
         mounts = [
             Mount(str(ROOT / "overlay"), "/opt/overlay"),
             Mount(str(cache), "/cache", read_only=False),
@@ -178,7 +178,7 @@ def test_secrets_are_in_a_private_file_only_and_go_with_the_rank(pair: Pair) -> 
     pair.start(code + SLEEP, secret={"KEY": value})
     collect(pair, "same " + hashlib.sha256(value.encode()).hexdigest())
     assert "s3cret" not in json.dumps(pair.raw())
-    file = pair.folder / "head" / "launch" / "l1" / "secret.env"
+    file = pair.folder / "head" / SECRETS / "ours" / "l1" / "secret.env"
     assert file.stat().st_mode & 0o777 == 0o600
     pair.runtime.stop("head", 0)
     assert not file.parent.exists()
@@ -243,7 +243,7 @@ def test_what_docker_refuses_is_told_and_leaves_nothing(pair: Pair, tmp_path: Pa
     pair.image = "spark-rig/none:9"
     with pytest.raises(LauncherError, match="the image spark-rig/none:9 is not there"):
         pair.start(SLEEP, secret={"KEY": "x"})
-    assert not (pair.folder / "head" / "launch" / "l1").exists()
+    assert not (pair.folder / "head" / SECRETS / "ours" / "l1").exists()
     pair.image = IMAGE
     pair.mounts = (Mount(str(tmp_path / "gone"), "/model"),)
     with pytest.raises(LauncherError, match="bind source path does not exist"):
