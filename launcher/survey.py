@@ -145,13 +145,6 @@ def survey(
     )
 
 
-def both(head: Callable[[], Survey], worker: Callable[[], Survey]) -> tuple[Survey, Survey]:
-    """Both nodes at the same time."""
-    with ThreadPoolExecutor(2) as pool:
-        asked = pool.submit(head), pool.submit(worker)
-        return asked[0].result(), asked[1].result()
-
-
 def local_interfaces(node: Node) -> tuple[Interface, ...] | Missing:
     """Of the machine the launcher runs on: all that is needed to see whether HEAD_IP is here."""
     found: tuple[Interface, ...] | Missing = batch.one(node, InterfacesFact())

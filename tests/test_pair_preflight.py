@@ -24,8 +24,9 @@ from launcher.facts.probes import PingFact
 from launcher.facts.trees import CONFIG, Tree
 from launcher.findings import Finding, refuse, warning, warnings
 from launcher.link import find
-from launcher.preflight import Given, Need, check, memory_needed, standing
+from launcher.preflight import Given, Need, check, standing
 from launcher.preflight import link as linking
+from launcher.preflight.memory import needed
 from launcher.survey import Probe, Survey
 
 HEAD, WORKER = survey("head"), survey("worker")
@@ -355,13 +356,12 @@ def test_disks_that_are_not_known() -> None:
 
 
 def test_what_a_rank_needs(tmp_path: Path) -> None:
-    settings = settings_of(tmp_path)
-    assert memory_needed(settings, None) == int(98.9 * GIB) + 12 * GIB
-    assert memory_needed(settings, 200 * GIB) == int(98.9 * GIB) + 12 * GIB
-    assert memory_needed(settings, 3 * GIB) == 15 * GIB
-    assert memory_needed(settings_of(tmp_path, "DSV41_BOOT_MARGIN_GIB=0.5\n"), GIB) == int(
-        1.5 * GIB
-    )
+    margin = Given.of(settings_of(tmp_path), OWNER).margin
+    assert needed(margin, None) == int(98.9 * GIB) + 12 * GIB
+    assert needed(margin, 200 * GIB) == int(98.9 * GIB) + 12 * GIB
+    assert needed(margin, 3 * GIB) == 15 * GIB
+    small = Given.of(settings_of(tmp_path, "DSV41_BOOT_MARGIN_GIB=0.5\n"), OWNER).margin
+    assert needed(small, GIB) == int(1.5 * GIB)
 
 
 def short(name: str, **more: Any) -> Survey:

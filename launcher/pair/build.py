@@ -28,7 +28,7 @@ POLL = 1.0  # seconds: each look asks two daemons
 
 def build(app: App, settings: Settings, record: Record) -> tuple[Context, Sequence[Step]]:
     """The context and the steps, in boot order, of ``start``. Contacts nobody."""
-    pair = look.Pair.of(settings, app.root, app.logs, kept(app))
+    pair = look.Pair.of(app, settings)
     sight = Sight()
 
     def seen() -> look.Seen:
@@ -84,15 +84,6 @@ def build(app: App, settings: Settings, record: Record) -> tuple[Context, Sequen
         Check(),
     ]
     return ctx, steps
-
-
-def kept(app: App) -> tuple[str, ...]:
-    """Names of the containers that are recorded as the pair's now."""
-    recorded = app.store.load().deployment
-    if recorded is None or recorded.name != PAIR:
-        return ()
-    at = app.reach()
-    return (at.head, at.worker)
 
 
 def _place(settings: Settings, rank: Rank, found: Survey) -> NodePlace:

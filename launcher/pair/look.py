@@ -46,9 +46,14 @@ class Pair:
     kept: tuple[str, ...] = ()  # names of the containers that are recorded as ours
 
     @classmethod
-    def of(cls, settings: Settings, root: Path, logs: Path, kept: tuple[str, ...] = ()) -> Pair:
-        at = reach.Reach.of_settings(settings, root)
-        return cls(settings, at, LocalNode("head"), reach.worker(at, logs), logs, kept)
+    def of(cls, app: App, settings: Settings) -> Pair:
+        at = reach.Reach.of_settings(settings, app.root)
+        recorded = app.store.load().deployment
+        kept: tuple[str, ...] = ()
+        if recorded is not None and recorded.name == PAIR:
+            was = app.reach()
+            kept = (was.head, was.worker)
+        return cls(settings, at, LocalNode("head"), reach.worker(at, app.logs), app.logs, kept)
 
 
 @dataclass(frozen=True)
@@ -186,9 +191,7 @@ def _survey(pair: Pair, role: str, place: NodePlace | None) -> Survey:
 def doctor(app: App, settings: Settings) -> int:
     """Print the report; 1 when something would stop a start."""
     pair_rules.require(settings)
-    recorded = app.store.load().deployment
-    at = app.reach() if recorded is not None and recorded.name == PAIR else None
-    pair = Pair.of(settings, app.root, app.logs, (at.head, at.worker) if at else ())
+    pair = Pair.of(app, settings)
     wrong = elsewhere(pair)
     if wrong:
         for line in reporting.Report(tuple(map(reporting.of, wrong))).rows():

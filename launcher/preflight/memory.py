@@ -6,7 +6,6 @@ from launcher.facts.base import Missing, gib
 from launcher.findings import Finding, warning
 from launcher.preflight.given import Given
 from launcher.preflight.pair import Standing
-from launcher.settings.values import Settings
 from launcher.survey import Survey
 
 TOPIC = "memory"
@@ -16,12 +15,8 @@ FREE = 4 * GIB  # the driver takes its memory from MemFree: page cache does not 
 STALLED = 10.0  # percent of the last ten seconds that some process waited for memory
 
 
-def memory_needed(settings: Settings, weight_bytes_per_rank: int | None) -> int:
-    """Bytes of MemAvailable a rank needs before it starts; the weights None or 0: not known."""
-    return needed(settings.number("DSV41_BOOT_MARGIN_GIB"), weight_bytes_per_rank)
-
-
 def needed(margin: float, weight_bytes_per_rank: int | None) -> int:
+    """Bytes of MemAvailable a rank needs before it starts; the weights None or 0: not known."""
     weights = min(RESIDENT, weight_bytes_per_rank or RESIDENT)
     return weights + int(margin * GIB)
 
