@@ -1,4 +1,5 @@
-"""CPU implementations of the two C++ ops that vLLM's CPU build lacks and V4.1 calls by name."""
+"""CPU implementations of the C++ ops that V4.1 calls by name and vLLM's CPU build lacks: two in
+every build, the third in the one for processors without AVX-512."""
 
 from __future__ import annotations
 
@@ -7,6 +8,7 @@ from torch import Tensor
 
 from spark_overlay.attention.format import NOPE_DIM
 from spark_overlay.attention.reference import insert_kv, rotate
+from spark_overlay.indexer.reference import quantise_queries
 
 INSERT = "fused_deepseek_v4_qnorm_rope_kv_rope_quant_insert"
 INSERT_SCHEMA = (
@@ -18,6 +20,11 @@ KV_INSERT = "fused_deepseek_v4_kv_rope_insert"
 KV_INSERT_SCHEMA = (
     "(Tensor kv, Tensor(a!) cache, Tensor slots, Tensor positions, Tensor cos_sin, "
     "int block_size, Tensor? fp8_scale, bool kv_mxfp8) -> ()"
+)
+INDEX_QUERY = "fused_indexer_q_rope_quant_cpu"
+INDEX_QUERY_SCHEMA = (
+    "(Tensor positions, Tensor index_q, Tensor cos_sin_cache, Tensor(a!) index_q_fp8, "
+    "Tensor index_weights, float softmax_scale, float head_scale, Tensor(b!) weights_out) -> ()"
 )
 
 _library: torch.library.Library | None = None
@@ -63,6 +70,23 @@ def _kv_only(
     insert_kv(kv, cache, slots, positions, cos_sin, block_size)
 
 
+def _index_query(
+    positions: Tensor,
+    index_q: Tensor,
+    cos_sin_cache: Tensor,
+    index_q_fp8: Tensor,
+    index_weights: Tensor,
+    softmax_scale: float,
+    head_scale: float,
+    weights_out: Tensor,
+) -> None:
+    values, weights = quantise_queries(
+        index_q, index_weights, positions, cos_sin_cache, softmax_scale, head_scale
+    )
+    index_q_fp8.view(torch.uint8).copy_(values.view(torch.uint8))
+    weights_out.copy_(weights)
+
+
 def register() -> None:
     """Define each op that is absent; an op vLLM brings is never overridden."""
     global _library
@@ -72,6 +96,7 @@ def register() -> None:
     for name, schema, implementation in (
         (INSERT, INSERT_SCHEMA, _query_and_kv),
         (KV_INSERT, KV_INSERT_SCHEMA, _kv_only),
+        (INDEX_QUERY, INDEX_QUERY_SCHEMA, _index_query),
     ):
         if not hasattr(torch.ops._C, name):
             _library.define(name + schema)

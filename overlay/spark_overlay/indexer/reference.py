@@ -8,6 +8,8 @@ from torch import Tensor
 
 from spark_overlay.arithmetic import einsum
 from spark_overlay.attention.reference import (
+    AMAX_FLOOR,
+    E4M3_MAX,
     e4m3_exponent,
     pages,
     rms_norm,
@@ -63,6 +65,26 @@ def read_keys(cache: Tensor, slots: Tensor) -> Tensor:
     return value.contiguous().view(torch.float8_e4m3fn).float() * scale.contiguous().view(
         torch.float32
     )
+
+
+def quantise_queries(
+    query: Tensor,
+    weights: Tensor,
+    positions: Tensor,
+    cos_sin: Tensor,
+    softmax_scale: float,
+    head_scale: float,
+) -> tuple[Tensor, Tensor]:
+    """Rotate and quantise index queries; their scales go into the heads' weights.
+
+    ``query [T, H, 128]``, rotated in float32 and rounded to bf16, ``weights [T, H]`` ->
+    e4m3 values ``[T, H, 128]`` and float32 ``[T, H]``: weight x query's scale x both scales.
+    """
+    value = rotate_tail(query.float(), cos_sin, positions).bfloat16().float()
+    # Divided, where e4m3_exponent multiplies: as vLLM's query kernel does.
+    exponent = torch.ceil(torch.log2(value.abs().amax(-1).clamp_min(AMAX_FLOOR) / E4M3_MAX))
+    folded = weights.float() * torch.exp2(exponent) * softmax_scale * head_scale
+    return to_e4m3(value, exponent[..., None]).view(torch.float8_e4m3fn), folded
 
 
 def scores(q: Tensor, weights: Tensor, keys: Tensor) -> Tensor:
