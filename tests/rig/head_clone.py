@@ -216,9 +216,7 @@ class HeadClone:
         for ran in self.history[-commands:]:
             yield f"{ran.words}: status {ran.status} after {ran.seconds:.1f} s", ran.said
         for node in (self.rig.head, self.rig.worker):
-            for each in node.docker.containers.list(all=True):
-                text = each.logs(tail=lines).decode(errors="replace")
-                yield f"{node.name}: {each.name} {each.status}", text
+            yield from node.account(lines)
         for path in sorted(self.logs.glob("*.log")):
             text = path.read_text(errors="replace")
             yield str(path.name), "\n".join(text.splitlines()[-lines:])

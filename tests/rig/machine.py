@@ -23,6 +23,7 @@ from pathlib import Path
 import docker
 import fakes
 import psutil
+import requests
 import roce
 import stub_image
 
@@ -214,6 +215,10 @@ class Node:
                     found.append(process)
         return found
 
+    def called(self, *names: str) -> list[psutil.Process]:
+        """Those of a name; one that ends while it is looked at is not among them."""
+        return [each for each in self.processes() if _name(each).startswith(names)]
+
     def end(self, processes: Iterable[psutil.Process]) -> None:
         ended = list(processes)
         for process in ended:
@@ -229,10 +234,10 @@ class Node:
 
     def sshd_stop(self) -> None:
         """The daemon and its open connections, as when the machine shuts it down."""
-        self.end(each for each in self.processes() if _called(each, "sshd"))
+        self.end(self.called("sshd"))
 
     def sshd_runs(self) -> bool:
-        return any(_called(each, "sshd") for each in self.processes())
+        return bool(self.called("sshd"))
 
     def new_host_keys(self) -> None:
         """Host keys of its own; a running sshd is started anew with them."""
@@ -269,10 +274,13 @@ class Node:
             time.sleep(0.05)
 
     def dockerd_stop(self) -> None:
-        for each in self.processes():
-            if _called(each, "dockerd"):
+        """As a shutting-down machine does: asked, and killed if it is not gone in time."""
+        asked = self.called("dockerd")
+        for each in asked:
+            with contextlib.suppress(psutil.Error):
                 each.terminate()
-                each.wait(30)
+        psutil.wait_procs(asked, timeout=30)
+        self.end(asked)
 
     @functools.cached_property
     def docker(self) -> docker.DockerClient:
@@ -288,6 +296,16 @@ class Node:
     def containers(self) -> dict[str, str]:
         """Name and state of each container, ended ones too."""
         return {each.name: each.status for each in self.docker.containers.list(all=True)}
+
+    def account(self, lines: int) -> Iterator[tuple[str, str]]:
+        """Each container and the end of its log. For a failed test's report, which a node without
+        its daemon must not take away: then its absence is what is told."""
+        try:
+            for each in self.docker.containers.list(all=True):
+                text = each.logs(tail=lines).decode(errors="replace")
+                yield f"{self.name}: {each.name} {each.status}", text
+        except (docker.errors.DockerException, requests.RequestException) as error:
+            yield f"{self.name}: no account of its containers", repr(error)
 
     def shared_memory(self) -> list[str]:
         """Names of what lies in its /dev/shm."""
@@ -386,10 +404,11 @@ class Init(subprocess.Popen[str]):
                 stream.close()
 
 
-def _called(process: psutil.Process, name: str) -> bool:
-    with contextlib.suppress(psutil.Error):
-        return process.name() == name
-    return False
+def _name(process: psutil.Process) -> str:
+    try:
+        return process.name()
+    except psutil.Error:
+        return ""
 
 
 def command_of(process: psutil.Process) -> str:

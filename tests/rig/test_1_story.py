@@ -230,7 +230,7 @@ def test_after_a_reboot_nothing_comes_up_by_itself_and_start_does(serving: HeadC
     old = Pair.of(serving)
     for node in (serving.rig.head, serving.rig.worker):
         node.dockerd_stop()
-        node.end(p for p in node.processes() if "containerd-shim" in p.name())
+        node.end(node.called("containerd-shim"))
     serving.rig.head.end(serving.processes())
     for node, boot in ((serving.rig.head, "11"), (serving.rig.worker, "22")):
         node.boot_id(f"0f9ad5c1-5b1e-4b0e-9d6c-1111111111{boot}")
