@@ -23,6 +23,7 @@ from launcher.console import Console
 from launcher.errors import LauncherError
 from launcher.record import Secrets
 from launcher.steps import runner
+from launcher.steps.nvcc import Nvcc
 from launcher.steps.tools import Tools
 
 ENGINE_STEPS = ("engine", "overlay", "checkpoint")
@@ -157,7 +158,7 @@ def _source(bench: Bench) -> int:
 
 
 def _engine(bench: Bench) -> int:
-    folder = prepare_engine(bench)
+    folder = prepare_engine(bench, compiler=True)
     # The interpreter is chosen before Python starts; a thread per process is what two cores bear.
     return bench.call(
         [
@@ -171,6 +172,7 @@ def _engine(bench: Bench) -> int:
         OMP_NUM_THREADS="1",
         VLLM_CPU_OMP_THREADS_BIND="nobind",
         REHEARSAL_DIR=str(folder),
+        CUDA_HOME=str(_nvcc(bench, folder).home),
     )
 
 
@@ -181,8 +183,17 @@ def _story(bench: Bench) -> int:
     )
 
 
-def prepare_engine(bench: Bench) -> Path:
-    """The rehearsal's folder with engine, overlay, checkpoint and test tools in place."""
+def _nvcc(bench: Bench, folder: Path) -> Nvcc:
+    return Nvcc(
+        python=folder / "engine" / "bin" / "python",
+        folder=folder / "nvcc",
+        lock=bench.root / "launcher" / "locks" / "nvcc.lock",
+    )
+
+
+def prepare_engine(bench: Bench, compiler: bool = False) -> Path:
+    """The rehearsal's folder with engine, overlay, checkpoint and test tools in place, and with
+    ``compiler`` the one for CUDA."""
     app = App(bench.root, bench.environ, bench.console, Secrets(), rehearsal.build)
     with lock.hold(app.lock, "test"):
         settings = app.settings(())
@@ -191,7 +202,8 @@ def prepare_engine(bench: Bench) -> Path:
         tools = Tools(
             engine=folder / "engine", lock=bench.root / "launcher" / "locks" / "engine-test.lock"
         )
-        runner.run([*(step for step in steps if step.key in ENGINE_STEPS), tools], ctx)
+        more = [tools, *([_nvcc(bench, folder)] if compiler else [])]
+        runner.run([*(step for step in steps if step.key in ENGINE_STEPS), *more], ctx)
     return folder
 
 

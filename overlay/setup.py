@@ -1,6 +1,7 @@
-"""Builds spark_overlay/engram/_native.so beside what pyproject.toml says.
+"""Builds the native libraries beside what pyproject.toml says: Engram's row store by a C++
+compiler, EXL3's kernels by nvcc for this machine's GPU or for those that SPARK_CUDA_ARCH names.
 
-Without a compiler the overlay installs all the same; serving from files then says what is missing.
+Without the compiler the overlay installs all the same; serving then says what is missing.
 """
 
 from __future__ import annotations
@@ -14,27 +15,41 @@ from setuptools.command.build_ext import build_ext
 HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE / "csrc"))
 
+import build_cuda  # noqa: E402
+
 import build  # noqa: E402
 
-NATIVE = Extension(
-    "spark_overlay.engram._native",
-    [str(path.relative_to(HERE)) for path in build.sources()],
-    depends=[str(path.relative_to(HERE)) for path in sorted(build.ENGRAM.glob("*.h*"))],
-    optional=True,
+
+def extension(name: str, sources: list[Path], depends: list[Path]) -> Extension:
+    return Extension(
+        name,
+        [str(path.relative_to(HERE)) for path in sources],
+        depends=[str(path.relative_to(HERE)) for path in depends],
+        optional=True,
+    )
+
+
+ENGRAM = extension(
+    "spark_overlay.engram._native", build.sources(), sorted(build.ENGRAM.glob("*.h*"))
 )
+EXL3 = extension("spark_overlay.exl3._cuda", build_cuda.sources(), build_cuda.headers())
 
 
 class BuildNative(build_ext):
-    """A library for ctypes, so not a module: its name has no Python version in it."""
+    """Libraries for ctypes, so not modules: their names have no Python version in them."""
 
     def get_ext_filename(self, fullname: str) -> str:
         return str(Path(*fullname.split("."))) + ".so"
 
     def build_extension(self, ext: Extension) -> None:
+        out = Path(self.get_ext_fullpath(ext.name))
         try:
-            build.build(Path(self.get_ext_fullpath(ext.name)))
-        except build.BuildError as error:
-            print(f"warning: Engram's native reads are not built: {error}", file=sys.stderr)
+            if ext is EXL3:
+                build_cuda.build(out)
+            else:
+                build.build(out)
+        except (build.BuildError, build_cuda.BuildError) as error:
+            print(f"warning: {ext.name} is not built: {error}", file=sys.stderr)
 
 
-setup(ext_modules=[NATIVE], cmdclass={"build_ext": BuildNative})
+setup(ext_modules=[ENGRAM, EXL3], cmdclass={"build_ext": BuildNative})

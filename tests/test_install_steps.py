@@ -27,6 +27,7 @@ from launcher.state import Store
 from launcher.steps.base import Context
 from launcher.steps.checkpoint import Checkpoint, manifest_sizes
 from launcher.steps.engine import MARKER, TORCH, VLLM, Engine, Progress
+from launcher.steps.nvcc import Nvcc
 from launcher.steps.overlay import Overlay
 from launcher.steps.tools import Tools
 
@@ -197,6 +198,25 @@ def test_test_tools_cut_short_never_count_for_the_list_they_replaced(
         tools.do(ctx)
     lock.write_text("pytest==1\n")
     assert not tools.done(ctx)  # half of another list may be in there
+
+
+def test_the_compiler_lies_in_a_folder_of_its_own_and_is_whole_or_absent(
+    ctx: Context, node: Scripted, engine: Engine, tmp_path: Path
+) -> None:
+    lock = tmp_path / "nvcc.lock"
+    lock.write_text("nvidia-cuda-nvcc==1\n")
+    nvcc = Nvcc(python=engine.folder / "bin" / "python", folder=tmp_path / "nvcc", lock=lock)
+    assert not nvcc.done(ctx)
+    nvcc.do(ctx)
+    assert nvcc.done(ctx)
+    called = [argv for argv in node.ran if "--target" in argv]
+    assert [argv[argv.index("--target") + 1] for argv in called] == [str(tmp_path / "nvcc")]
+    lock.write_text("nvidia-cuda-nvcc==2\n")
+    node.answer = lambda argv: (1, "cut short")
+    with pytest.raises(LauncherError):
+        nvcc.do(ctx)
+    lock.write_text("nvidia-cuda-nvcc==1\n")
+    assert not nvcc.done(ctx)
 
 
 def test_a_checkpoint_counts_only_with_every_file_at_its_size(

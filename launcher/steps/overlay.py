@@ -15,7 +15,7 @@ from launcher.steps.base import Context, Step, fingerprint
 from launcher.steps.engine import mark, marker, pip
 
 MARKER = ".spark-overlay.json"  # in the environment; written last
-COMPILED = (".cpp", ".hpp", ".h", ".py")
+COMPILED = (".cpp", ".hpp", ".h", ".cu", ".cuh", ".py")
 
 
 @dataclass(frozen=True)
