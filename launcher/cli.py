@@ -32,6 +32,7 @@ VERBS: Mapping[str, tuple[str, Callable[[App, argparse.Namespace], int] | None]]
     "start": ("serve from two Sparks; the verb when none is given", verbs.start),
     "doctor": ("look at both Sparks and the link between them; changes nothing", verbs.doctor),
     "download": ("fetch the weights (not built yet)", verbs.download),
+    "pack": ("write each rank's Engram rows into files that are read faster", verbs.pack),
     "status": ("how the deployment stands: 0 serving, 4 starting, 3 half up, 1 down", verbs.status),
     "smoke": ("try a running server: chat, tools, Responses, Messages, many at once", verbs.smoke),
     "logs": ("follow the log of a rank; Ctrl-C only detaches", verbs.logs),
@@ -41,7 +42,7 @@ VERBS: Mapping[str, tuple[str, Callable[[App, argparse.Namespace], int] | None]]
     "test": ("run the tests", None),
     "help": ("this text", None),
 }
-WITH_SETTINGS = {"rehearse", "start", "doctor", "download", "restart", "config"}
+WITH_SETTINGS = {"rehearse", "start", "doctor", "download", "pack", "restart", "config"}
 
 
 class Interrupted(KeyboardInterrupt):
@@ -129,8 +130,8 @@ def usage() -> str:
     return (
         "usage: ./start.sh [VERB] [OPTIONS]\n\n"
         f"{rows}\n\n"
-        "./start.sh VERB --help shows the options of a verb. start, rehearse, restart, doctor and\n"
-        "config take --set KEY=VALUE … : settings for this one run, above those of .env."
+        "./start.sh VERB --help shows the options of a verb. start, rehearse, pack, restart,\n"
+        "doctor and config take --set KEY=VALUE … : settings for this one run, above those of .env."
     )
 
 
@@ -160,6 +161,11 @@ def parser(verb: str) -> argparse.ArgumentParser:
         )  # fmt: skip
     if verb == "config":
         cli_config.add_arguments(made)
+    if verb == "pack":
+        made.add_argument(
+            "--verify", action="store_true", help="compare every row with the shards; writes none"
+        )
+        made.add_argument("--rehearsal", action="store_true", help="the rehearsal's tables")
     if verb == "status":
         made.add_argument("--json", action="store_true", help="all that is known, as JSON")
         made.add_argument("--probe", action="store_true", help="also generate one token")
@@ -206,6 +212,9 @@ def _say_interrupted(app: App, verb: str) -> None:
         return
     if verb == "smoke":
         app.console.warn("broken off; it only asked, so nothing of the server has changed")
+        return
+    if verb == "pack":
+        app.console.warn("broken off; what is packed is kept. Next: ./start.sh pack goes on")
         return
     with contextlib.suppress(LauncherError, OSError):
         left = verbs.running_on(app)

@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from launcher.app import REHEARSAL, App
 from launcher.deployment import Deployment, Place, Role, Site, deploy
+from launcher.errors import LauncherError
+from launcher.facts.packs import Packs
 from launcher.nodes.local import LocalNode
+from launcher.packing.local import LocalJob
+from launcher.packing.run import Job
 from launcher.record import Record
 from launcher.settings.rehearsal import PROFILE
 from launcher.settings.values import Settings
 from launcher.steps.base import Context, Step
 from launcher.steps.check import Check
-from launcher.steps.checkpoint import Checkpoint
+from launcher.steps.checkpoint import MANIFEST, Checkpoint
 from launcher.steps.engine import Engine
 from launcher.steps.launch import Launch
 from launcher.steps.overlay import Overlay
@@ -25,6 +29,7 @@ from launcher.steps.watcher import Watcher
 HOST = "127.0.0.1"
 INTERFACE = "lo"
 COMPILER = "g++"
+RANKS: Mapping[Role, int] = {"head": 0, "worker": 1}
 SERVE = "spark_overlay.serving.serve"
 
 
@@ -46,6 +51,32 @@ def build(app: App, settings: Settings, record: Record) -> tuple[Context, Sequen
         Check(),
     ]
     return ctx, steps
+
+
+PACKED = "packed"  # in REHEARSAL_DIR
+
+
+def packed_dir(settings: Settings, folder: Path, role: Role) -> str:
+    """Where the rank's packed files are, if it has any and reads by native code."""
+    packs = Packs(dict.fromkeys((p.name for p in (folder / PACKED).glob("engram-*.bin")), 0))
+    has = settings.text("ENGRAM_STORE") == "file" and packs.of(RANKS[role])
+    return str(folder / PACKED) if has else ""
+
+
+def packers(app: App, settings: Settings) -> Sequence[Job]:
+    """The packers of both ranks over the rehearsal's own tables. Raises LauncherError."""
+    folder = settings.path("REHEARSAL_DIR").resolve()
+    python = folder / "engine" / "bin" / "python"
+    for path in (python, folder / MANIFEST):
+        if not path.exists():
+            raise LauncherError(
+                f"{path} is not there", "the rehearsal's engine and tables", "./start.sh rehearse"
+            )
+    node = LocalNode()
+    return [
+        LocalJob(role, rank, node, python, folder / "engram-src", folder / PACKED)
+        for role, rank in RANKS.items()
+    ]
 
 
 def without_compiler(
@@ -77,6 +108,7 @@ def context(
             model_dir=str(folder / "checkpoint"),
             engram_dir=str(folder / "engram-src"),
             program=program,
+            packed_dir=packed_dir(settings, folder, role),
         )
 
     def plan(launch_id: str, master_port: int) -> Deployment:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 from launcher.errors import LauncherError
@@ -19,6 +19,7 @@ from launcher.facts.identity import ClockFact, Identity, IdentityFact
 from launcher.facts.interfaces import Interface, InterfacesFact, SpeedsFact
 from launcher.facts.kernel import KernelLog, KernelLogFact
 from launcher.facts.memory import Memory, MemoryFact
+from launcher.facts.packs import Packs, PacksFact
 from launcher.facts.ports import Listening, PortsFact
 from launcher.facts.probes import Pinged, PingFact, ReadSpeed, ReadSpeedFact
 from launcher.facts.roce import Device, RoceFact
@@ -39,6 +40,7 @@ FACTS: tuple[Any, ...] = (
     DevicesFact(),
     DisksFact(),
     TreesFact(),
+    PacksFact(),
     GpuFact(),
     GpuAppsFact(),
 )
@@ -65,6 +67,7 @@ class Paths:
     model: str = ""
     engram: str = ""
     disks: tuple[str, ...] = ()
+    packed: str = ""
 
 
 @dataclass(frozen=True)
@@ -87,6 +90,7 @@ class Survey:
     docker: Docker | Missing
     paths: Paths = Paths()
     lost: Finding | None = None  # the node itself could not be asked
+    packs: Packs | Missing = field(default_factory=Packs)
 
     def disk(self, path: str) -> Disk | Missing:
         if isinstance(self.disks, Missing):
@@ -112,7 +116,7 @@ def survey(
     """
     with ThreadPoolExecutor(1) as beside:
         daemon = None if docker is None else beside.submit(ask_docker, docker, image, tuple(names))
-        asked = ["" if path is None else path for path in (paths.model, paths.engram)]
+        asked = ["" if path is None else path for path in (paths.model, paths.engram, paths.packed)]
         before = now()
         lost: Finding | None = None
         try:
@@ -142,6 +146,7 @@ def survey(
         docker=answered,
         paths=paths,
         lost=lost,
+        packs=found["packs"],
     )
 
 
@@ -235,7 +240,7 @@ def _reason(error: Exception) -> str:
 def _disks(found: Any, paths: Paths) -> tuple[Disk, ...] | Missing:
     if isinstance(found, Missing):
         return found
-    asked = (paths.model, paths.engram, *paths.disks)
+    asked = (paths.model, paths.engram, paths.packed, *paths.disks)
     return tuple(
         replace(found[n], path=path) for n, path in enumerate(asked, 1) if path and n in found
     )

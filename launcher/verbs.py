@@ -8,10 +8,11 @@ import shlex
 import time
 from collections.abc import Sequence
 
-from launcher import lock
+from launcher import lock, rehearsal
 from launcher.app import PAIR, REHEARSAL, App
 from launcher.clock import span
 from launcher.errors import LauncherError, UsageError
+from launcher.packing import run as packer
 from launcher.pair import aftermath
 from launcher.record import Record
 from launcher.settings import pair_rules
@@ -95,6 +96,32 @@ def doctor(app: App, args: argparse.Namespace) -> int:
     from launcher.pair import look  # Docker's and paramiko's libraries are for two nodes only
 
     return look.doctor(app, app.settings(args.set, deployment=PAIR))
+
+
+def pack(app: App, args: argparse.Namespace) -> int:
+    """Both ranks' packed Engram files, beside whatever serves."""
+    with lock.hold(app.logs / "pack.lock", "pack"):
+        name = REHEARSAL if args.rehearsal else PAIR
+        settings = app.settings(args.set, deployment=name)
+        record = app.open_run()
+        if args.rehearsal:
+            jobs, again = rehearsal.packers(app, settings), "./start.sh pack --rehearsal"
+        else:
+            from launcher.pair import packing  # Docker's and paramiko's libraries
+
+            jobs, again = packing.jobs(app, settings), "./start.sh pack"
+        try:
+            packer.pack(jobs, args.verify, app.console, record, again)
+        except LauncherError as error:
+            error.log = error.log or record.folder / "log.txt"
+            raise
+    up = "./start.sh rehearse" if args.rehearsal else "./start.sh"
+    store = settings.text("ENGRAM_STORE")
+    if store != "file":
+        app.console.warn(f"ENGRAM_STORE={store} does not use them; file does")
+    elif not args.verify:
+        app.console.say(f"next: {up} uses them by itself; ranks that serve are started anew")
+    return 0
 
 
 def status(app: App, args: argparse.Namespace) -> int:

@@ -334,7 +334,7 @@ def test_the_command_says_what_it_does_and_fails_with_one_line(root, tmp_path, c
     asked = ["--source", str(root), "--out", str(tmp_path), "--rank", "1", "--tp", "2"]
     assert pack.main([*asked, "--layers", "3"]) == 0
     told = capsys.readouterr().out.splitlines()
-    assert told[0].startswith("layer 3, rank 1 of 2: packed 0.00 of 0.00 GB")
+    assert told[0].startswith("packed 0.00 of 0.00 GB, ")
     assert told[-1] == f"{tmp_path / 'engram-l3-r1of2.bin'}: whole"
     assert pack.main([*asked, "--verify", "--layers", "3"]) == 0
     assert pack.main([*asked, "--verify"]) == 1

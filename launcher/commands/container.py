@@ -20,6 +20,7 @@ from launcher.errors import UsageError
 from launcher.settings.values import Settings
 
 MODEL, ENGRAM, CACHE = "/model", "/engram-src", "/cache"
+PACKED = "/engram-packed"
 SECRET_ENV = "/run/spark/secret.env"
 SECRETS = "dsv41-secrets"  # in the cache root: a folder an owner, in it one a launch
 SECRET_VARIABLE = "SPARK_SECRET_ENV"  # names the file to the overlay's serve
@@ -55,6 +56,7 @@ class NodePlace:
 
     devices  device nodes that exist there and that the container gets.
     mounts   beside the model, the tables and the caches.
+    packed_dir  packed rows; empty: the rank has none.
     """
 
     model_dir: str
@@ -66,11 +68,15 @@ class NodePlace:
     devices: tuple[str, ...] = ()
     gpus: bool = True
     mounts: tuple[Mount, ...] = ()
+    packed_dir: str = ""
 
 
 @dataclass(frozen=True)
 class Container:
-    """One container, ready to be made. `secret_file` is on the node, empty without secrets."""
+    """One container, ready to be made. `secret_file` is on the node, empty without secrets.
+
+    aside  it serves nothing: no network, no memory shared with others, no capability.
+    """
 
     name: str
     image: str
@@ -83,6 +89,7 @@ class Container:
     ulimits: tuple[Ulimit, ...]
     secret_file: str = ""
     secret_env: Mapping[str, str] = field(default_factory=dict, repr=False)
+    aside: bool = False
 
     def arguments(self) -> dict[str, Any]:
         """Keyword arguments of the Docker SDK's `create_container`, but for the host's part."""
@@ -103,15 +110,15 @@ class Container:
         limits = [{"name": one.name, "soft": one.soft, "hard": one.hard} for one in self.ulimits]
         every_gpu = [{"count": -1, "capabilities": [["gpu"]]}]
         return {
-            "network_mode": "host",
-            "ipc_mode": "host",
+            "network_mode": "none" if self.aside else "host",
+            "ipc_mode": "private" if self.aside else "host",
             # A private /dev/shm all the same: what the ranks of a node leave there, however they
             # end, goes with the container. With the host's it would stay and hold memory.
             "tmpfs": {"/dev/shm": "rw,nosuid,nodev,mode=1777"},
             "init": True,
             # The kernel cannot see whose the GPU's memory is: it shall end the rank first.
             "oom_score_adj": 1000,
-            "cap_add": ["SYS_PTRACE", "IPC_LOCK"],
+            "cap_add": [] if self.aside else ["SYS_PTRACE", "IPC_LOCK"],
             "ulimits": limits,
             # Named one by one beside `gpus`: the access that the GPU hook grants is lost when
             # systemd reloads.
@@ -158,6 +165,7 @@ def container(
         Mount(triton, f"{CACHE}/triton", read_only=False),
         Mount(tilelang, f"{CACHE}/tilelang", read_only=False),
         Mount(str(cache / "flashinfer"), "/root/.cache/flashinfer", read_only=False),
+        *([Mount(place.packed_dir, PACKED)] if place.packed_dir else []),
         *place.mounts,
     ]
     env = dict(rank.env)
@@ -202,13 +210,21 @@ def place_of(
 ) -> NodePlace:
     """The node of `role` as the settings have it. `home` is the home directory there."""
     keys: dict[Role, tuple[str, ...]] = {
-        "head": ("MODEL_HOST", "ENGRAM_DIR", "", "TRITON_HOST_CACHE", "TILELANG_HOST_CACHE"),
+        "head": (
+            "MODEL_HOST",
+            "ENGRAM_DIR",
+            "",
+            "TRITON_HOST_CACHE",
+            "TILELANG_HOST_CACHE",
+            "HEAD_PACKED_DIR",
+        ),
         "worker": (
             "WORKER_MODEL_DIR",
             "WORKER_ENGRAM_DIR",
             "WORKER_VLLM_CACHE",
             "WORKER_TRITON_CACHE",
             "WORKER_TILELANG_CACHE",
+            "WORKER_PACKED_DIR" if settings.text("WORKER_PACKED_DIR") else "HEAD_PACKED_DIR",
         ),
     }
     # A relative path starts at the checkout; the worker has none.
@@ -218,7 +234,7 @@ def place_of(
         text = settings.text(key) if key else ""
         return on_node(text, home, start) if text else ""
 
-    model, engram, vllm, triton, tilelang = (path(key) for key in keys[role])
+    model, engram, vllm, triton, tilelang, packed = (path(key) for key in keys[role])
     return NodePlace(
         model_dir=model,
         engram_dir=engram,
@@ -229,6 +245,7 @@ def place_of(
         devices=devices,
         gpus=gpus,
         mounts=mounts,
+        packed_dir=packed,
     )
 
 

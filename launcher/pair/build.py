@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from launcher.app import PAIR, App
 from launcher.commands.container import Container, NodePlace, container, place_of
-from launcher.deployment import Deployment, Rank, deploy
+from launcher.deployment import Deployment, Rank, Role, deploy
 from launcher.errors import LauncherError
 from launcher.facts.base import Missing
 from launcher.pair import aftermath, look, reach
@@ -41,13 +42,17 @@ def build(app: App, settings: Settings, record: Record) -> tuple[Context, Sequen
     def plan(launch_id: str, master_port: int) -> Deployment:
         link = seen().link
         assert link is not None  # the preflight ends where there is none
-        return deploy(settings, site(settings, link), launch_id)
+        return deploy(settings, site(settings, link, packed_roles(settings, seen())), launch_id)
 
     def describe(rank: Rank) -> Container:
         found = seen().head if rank.role == "head" else seen().worker
         mark = plan(rank.env["SPARK_LAUNCH_ID"], settings.int("MASTER_PORT")).fingerprint
         return container(
-            rank, settings, _place(settings, rank, found), owner=pair.at.owner, fingerprint=mark
+            rank,
+            settings,
+            with_packs(settings, seen(), rank.role, place(settings, rank.role, found)),
+            owner=pair.at.owner,
+            fingerprint=mark,
         )
 
     def check() -> None:
@@ -86,11 +91,25 @@ def build(app: App, settings: Settings, record: Record) -> tuple[Context, Sequen
     return ctx, steps
 
 
-def _place(settings: Settings, rank: Rank, found: Survey) -> NodePlace:
-    if rank.role == "head":
+def place(settings: Settings, role: Role, found: Survey) -> NodePlace:
+    """The node of `role`, with what was found there."""
+    if role == "head":
         home = str(Path.home())
     else:
         asked = settings.text("WORKER_HOME")
         home = asked or ("/" if isinstance(found.identity, Missing) else found.identity.home)
     devices = () if isinstance(found.devices, Missing) else found.devices
-    return place_of(settings, rank.role, home, devices=devices)
+    return place_of(settings, role, home, devices=devices)
+
+
+def packed_roles(settings: Settings, seen: look.Seen) -> tuple[Role, ...]:
+    """Whose node has packed files, which its rank will use after checking them."""
+    if settings.text("ENGRAM_STORE") != "file":
+        return ()
+    both: tuple[Role, Role] = ("head", "worker")
+    return tuple(role for role in both if seen.packs(role))
+
+
+def with_packs(settings: Settings, seen: look.Seen, role: Role, found: NodePlace) -> NodePlace:
+    """Without packed files their directory is not mounted: it need not exist."""
+    return found if role in packed_roles(settings, seen) else replace(found, packed_dir="")

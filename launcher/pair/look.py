@@ -11,8 +11,10 @@ from launcher import doctor as reporting
 from launcher import survey
 from launcher.app import PAIR, App
 from launcher.commands.container import NodePlace, place_of
+from launcher.deployment import Role
 from launcher.errors import LauncherError
 from launcher.facts.base import Missing
+from launcher.facts.packs import Packs
 from launcher.facts.probes import ReadSpeed
 from launcher.findings import Finding
 from launcher.link import Link, Wanted, find, head_ip
@@ -66,6 +68,11 @@ class Seen:
     link: Link | None
     link_findings: Sequence[Finding]
     ways: Sequence[Finding]
+
+    def packs(self, role: Role) -> tuple[str, ...]:
+        """The packed files of the rank that ``role`` is, on its node; unchecked."""
+        survey, rank = (self.head, 0) if role == "head" else (self.worker, 1)
+        return survey.packs.of(rank) if isinstance(survey.packs, Packs) else ()
 
     def findings(self, probes: Sequence[survey.Probe] = ()) -> list[Finding]:
         found = check(self.given, self.head, self.worker, self.link, self.link_findings, probes)
@@ -169,9 +176,10 @@ def _survey(pair: Pair, role: str, place: NodePlace | None) -> Survey:
     node: Node = pair.head if role == "head" else pair.worker
     paths = Paths()
     if place is not None:
-        paths = Paths(place.model_dir, place.engram_dir, tuple(need.path for need in _needs(place)))
+        disks = tuple(need.path for need in _needs(place))
         if role == "head":
-            paths = Paths(paths.model, paths.engram, (*paths.disks, str(pair.logs)))
+            disks = (*disks, str(pair.logs))
+        paths = Paths(place.model_dir, place.engram_dir, disks, place.packed_dir)
     client, why = None, "no connection to the Docker daemon"
     if place is not None:
         try:

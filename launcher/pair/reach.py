@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from launcher.commands.container import Container
+from launcher.commands.container import OWNER, Container
 from launcher.deployment import Rank
 from launcher.nodes.endpoint import Endpoint
 from launcher.settings.values import Settings
@@ -60,24 +60,29 @@ def runtime(
     logs: Path,
     describe: Callable[[Rank], Container] | None = None,
     patience: float = 10.0,
+    label: str = OWNER,
+    ssh_folder: Path | None = None,
 ) -> DockerRuntime:
     """Both containers; each daemon is reached when it is first asked something.
 
     ``describe`` gives the container of a rank, for one that is to be started; ``patience`` is for
-    one answer of a daemon, in seconds.
+    one answer of a daemon, in seconds. ``label`` is the containers' with the owner; ``ssh_folder``
+    has the configuration of ssh where that is not in ``logs``.
     """
     from launcher.nodes.daemon import daemon
     from launcher.nodes.local import LocalNode
     from launcher.runtimes.docker import DockerRuntime
 
+    way = ssh_folder or logs
     return DockerRuntime(
-        clients={"head": lambda: daemon(None), "worker": lambda: daemon(reach.endpoint, ssh(logs))},
-        nodes={"head": LocalNode("head"), "worker": worker(reach, logs)},
+        clients={"head": lambda: daemon(None), "worker": lambda: daemon(reach.endpoint, ssh(way))},
+        nodes={"head": LocalNode("head"), "worker": worker(reach, way)},
         names={"head": reach.head, "worker": reach.worker},
         owner=reach.owner,
         logs=logs,
         describe=describe,
         timeout=patience,
+        label=label,
     )
 
 

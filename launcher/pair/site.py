@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from launcher.commands.container import CACHE, ENGRAM, MODEL
+from collections.abc import Collection
+
+from launcher.commands.container import CACHE, ENGRAM, MODEL, PACKED
 from launcher.deployment import Place, Role, Site
 from launcher.link import Link, NodeLink
 from launcher.settings.values import Settings
@@ -10,8 +12,9 @@ from launcher.settings.values import Settings
 PROGRAM = ("python3", "-m", "spark_overlay.serving.serve")
 
 
-def site(settings: Settings, link: Link) -> Site:
-    """Both ranks in their containers, each on its own side of the link."""
+def site(settings: Settings, link: Link, packed: Collection[Role] = ()) -> Site:
+    """Both ranks in their containers, each on its own side of the link. ``packed``: those whose
+    node has packed rows."""
 
     def place(role: Role, side: NodeLink) -> Place:
         return Place(
@@ -24,6 +27,7 @@ def site(settings: Settings, link: Link) -> Site:
             program=PROGRAM,
             hcas=side.hcas,
             gid_index=side.gid_index,
+            packed_dir=PACKED if role in packed else "",
         )
 
     return Site(

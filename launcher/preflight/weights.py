@@ -16,10 +16,16 @@ def weights(head: Survey, worker: Survey) -> list[Finding]:
     findings = []
     for survey in (head, worker):
         findings += _whole(survey, survey.model, survey.paths.model, "checkpoint", False)
-        findings += _whole(survey, survey.engram, survey.paths.engram, "Engram source", True)
     findings += _same(head.model, worker.model, "checkpoint", False)
-    findings += _same(head.engram, worker.engram, "Engram source", True)
-    return findings
+    return [*findings, *engram_sources(head, worker)]
+
+
+def engram_sources(head: Survey, worker: Survey) -> list[Finding]:
+    """Only the Engram source, for who needs nothing else."""
+    findings = []
+    for survey in (head, worker):
+        findings += _whole(survey, survey.engram, survey.paths.engram, "Engram source", True)
+    return [*findings, *_same(head.engram, worker.engram, "Engram source", True)]
 
 
 def _whole(

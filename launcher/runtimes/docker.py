@@ -52,6 +52,7 @@ class DockerRuntime:
         describe: Callable[[Rank], Container] | None = None,
         timeout: float = 10.0,
         python: str = "python3",
+        label: str = OWNER,
     ) -> None:
         self._nodes = nodes
         self._names = names
@@ -59,6 +60,7 @@ class DockerRuntime:
         self.logs = logs
         self._describe = describe
         self._python = python  # of the image
+        self._label = label  # under which ``owner`` stands
         self._reach = {role: Reach(factory, timeout) for role, factory in clients.items()}
         self._logs = {role: DockerLog(self._reach[role], names[role]) for role in clients}
 
@@ -69,7 +71,7 @@ class DockerRuntime:
         if self._describe is None:
             raise ValueError("this runtime was made without `describe`")
         made = self._describe(rank)
-        if made.labels.get(OWNER) != self._owner or made.labels.get(LAUNCH) != launch_id:
+        if made.labels.get(self._label) != self._owner or made.labels.get(LAUNCH) != launch_id:
             raise ValueError("the container's labels are not this runtime's and this launch's")
         role = rank.role
         try:
@@ -243,9 +245,10 @@ class DockerRuntime:
         done = node.run(("mkdir", "-p", "--", *made.writable()), timeout=30)
         if done.status != 0:
             raise LauncherError(
-                f"the {role}'s cache directories cannot be made: {done.last(3)}",
+                f"the {role}'s directories {', '.join(made.writable())} cannot be made:"
+                f" {done.last(3)}",
                 "directories that this user may make",
-                "mend CACHE_ROOT in .env, or the rights there",
+                "mend their keys in .env, CACHE_ROOT or HEAD_PACKED_DIR, or the rights there",
             )
         if made.secret_file:
             # Containers that were removed behind our back have left theirs; the folder is ours.
@@ -261,7 +264,8 @@ class DockerRuntime:
             made_id = api.create_container(**made.arguments(), host_config=host)["Id"]
             try:
                 # Made first, then asked: of two launchers at least one sees the other's.
-                self._refuse_others(role, api.containers(all=True, filters={"label": OWNER}))
+                if self._label == OWNER:  # beside a rank there is none of another checkout
+                    self._refuse_others(role, api.containers(all=True, filters={"label": OWNER}))
                 api.start(made_id)
             except (APIError, LauncherError):
                 api.remove_container(made_id, force=True)
@@ -330,9 +334,9 @@ class DockerRuntime:
     def _stranger(self, role: str, found: dict[str, Any]) -> str:
         """Whose a container under our name is, if it is not ours."""
         labels = found["Config"].get("Labels") or {}
-        if labels.get(OWNER) == self._owner and labels.get(ROLE) == role:
+        if labels.get(self._label) == self._owner and labels.get(ROLE) == role:
             return ""
-        whose = labels.get(OWNER)
+        whose = labels.get(self._label)
         by = f"started by the launcher of {whose}" if whose else "not started by a launcher"
         return f"a container named {self._names[role]}, {by}, is on the {role}'s node"
 

@@ -28,7 +28,6 @@ KEYS = (
         "path",
         "~/dsv41-engram",
         "packed rows of rank 0 (`pack`)",
-        "09",
     ),
     Setting(
         "WORKER_PACKED_DIR",
@@ -36,6 +35,5 @@ KEYS = (
         "path",
         "",
         "packed rows of rank 1; empty: as on the head",
-        "09",
     ),
 )

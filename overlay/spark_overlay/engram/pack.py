@@ -1,10 +1,14 @@
 """Writes a rank's packed files: each row's weights and scales side by side, one read a row.
 
-    python -m spark_overlay.engram.pack --source DIR --out DIR --rank R --tp N [--verify]
+    python -m spark_overlay.engram.pack --source DIR --out DIR --rank R --tp N [--plan | --verify]
 
 About 47 GiB a table. A run that was stopped goes on where it was: every 64 MiB the data is on the
 drive before the progress file says so. Neither reads nor writes stay in the page cache, which on a
 Spark is the GPU's memory. A file has its name only when it is whole.
+
+``./start.sh pack`` runs it on both nodes. It reads the JSON line of ``--plan`` (`Plan`) and lines
+"packed 1.20 of 101.38 GB, 2.10 GB/s, 48 s left"; all else is for people. The exit status is 0 when
+all files are whole, 1 after an error (one line on stderr), 143 and 130 after a signal.
 """
 
 from __future__ import annotations
@@ -14,17 +18,19 @@ import errno
 import fcntl
 import json
 import os
+import signal
 import sys
-import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
+from types import FrameType
 from typing import NoReturn
 
 import numpy as np
 
 from spark_overlay.engram.layout import EngramError
+from spark_overlay.engram.meter import Meter
 from spark_overlay.engram.packed import (
     HEADER_BYTES,
     PackedHeader,
@@ -39,7 +45,6 @@ from spark_overlay.headers import HeaderError
 
 CHUNK_BYTES = 64 << 20
 SPARE_BYTES = 1 << 28  # left free on the drive beside the files
-LINE_SECONDS = 5.0
 _CRUMB = 8 << 20  # bytes of rows in memory at once
 
 Say = Callable[[str], None]
@@ -85,8 +90,33 @@ def pack(tasks: Sequence[Task], say: Say = print, chunk_bytes: int = CHUNK_BYTES
     for task in left:
         task.path.parent.mkdir(parents=True, exist_ok=True)
     _check_space(left)
+    meter = Meter(say, "packed", sum(task.header.file_bytes for task in left))
     for task in left:
-        _write(task, say, chunk_bytes)
+        _write(task, say, chunk_bytes, meter)
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What there is to do, in bytes: of all files ``total``, still to be written ``left``; ``free``
+    on the drive, where ``needed`` must be. ``absent`` names the files that are not whole."""
+
+    folder: str
+    total: int
+    left: int
+    free: int
+    needed: int
+    absent: tuple[str, ...]
+
+
+def look(tasks: Sequence[Task]) -> Plan:
+    """Writes nothing. Raises EngramError for a file that is there and is not of this source."""
+    absent = [task for task in tasks if not _present(task, lambda line: None)]
+    folder = tasks[0].path.parent
+    total = sum(task.header.file_bytes for task in tasks)
+    have = sum(_allocated(task.temporary) for task in absent)
+    left = max(0, sum(task.header.file_bytes for task in absent) - have)
+    names = tuple(task.path.name for task in absent)
+    return Plan(str(folder), total, left, _free(folder), left + SPARE_BYTES if names else 0, names)
 
 
 def verify(tasks: Sequence[Task], say: Say = print) -> None:
@@ -97,7 +127,9 @@ def verify(tasks: Sequence[Task], say: Say = print) -> None:
         except FileNotFoundError:
             raise EngramError(f"{task.path}: missing; run without --verify first") from None
         check_header(task.path, found.header, task.header, task.source)
-        _compare(task, say)
+    meter = Meter(say, "verified", sum(task.header.file_bytes for task in tasks))
+    for task in tasks:
+        _compare(task, say, meter)
 
 
 def _present(task: Task, say: Say) -> bool:
@@ -113,16 +145,20 @@ def _present(task: Task, say: Say) -> bool:
 def _check_space(tasks: Sequence[Task]) -> None:
     if not tasks:
         return
-    folder = tasks[0].path.parent
-    have = sum(_allocated(task.temporary) for task in tasks)
-    needed = sum(task.header.file_bytes for task in tasks) - have + SPARE_BYTES
-    stat = os.statvfs(folder)
-    free = stat.f_bavail * stat.f_frsize
-    if free < needed:
+    plan = look(tasks)
+    if plan.free < plan.needed:
         raise EngramError(
-            f"{folder}: {free / 1e9:.1f} GB free, {needed / 1e9:.1f} GB needed for "
-            f"{', '.join(task.path.name for task in tasks)}. Free some, or choose another folder"
+            f"{plan.folder}: {plan.free / 1e9:.1f} GB free, {plan.needed / 1e9:.1f} GB needed for "
+            f"{', '.join(plan.absent)}. Free some, or choose another folder"
         )
+
+
+def _free(folder: Path) -> int:
+    """Bytes for this user on the drive of the folder, or of what is to hold it."""
+    while not folder.exists():
+        folder = folder.parent
+    stat = os.statvfs(folder)
+    return stat.f_bavail * stat.f_frsize
 
 
 def _allocated(path: Path) -> int:
@@ -132,14 +168,14 @@ def _allocated(path: Path) -> int:
         return 0
 
 
-def _write(task: Task, say: Say, chunk_bytes: int) -> None:
+def _write(task: Task, say: Say, chunk_bytes: int, meter: Meter) -> None:
     header, row_bytes = task.header, task.header.row_bytes
     each = max(1, chunk_bytes // row_bytes)
     with _opened(task) as out, _shard(task.source) as shard:
         done = _resume(task, out)
         if done:
             say(f"{task.title}: goes on after {done} rows")
-        meter = _Meter(say, f"{task.title}: packed", header.hi - header.lo, done, row_bytes)
+        meter.skip(HEADER_BYTES + done * row_bytes)
         synced = HEADER_BYTES + done * row_bytes
         while done < header.hi - header.lo:
             count = min(each, header.hi - header.lo - done)
@@ -155,7 +191,7 @@ def _write(task: Task, say: Say, chunk_bytes: int) -> None:
             os.posix_fadvise(out, synced, end - synced, os.POSIX_FADV_DONTNEED)
             synced = end
             _record(task, done)
-            meter.tell(done)
+            meter.add(count * row_bytes)
         os.fsync(out)
         os.replace(task.temporary, task.path)
         task.progress.unlink(missing_ok=True)
@@ -226,9 +262,9 @@ def _record(task: Task, done: int) -> None:
     os.replace(fresh, task.progress)
 
 
-def _compare(task: Task, say: Say) -> None:
+def _compare(task: Task, say: Say, meter: Meter) -> None:
     header, row_bytes = task.header, task.header.row_bytes
-    meter = _Meter(say, f"{task.title}: verified", header.hi - header.lo, 0, row_bytes)
+    meter.skip(HEADER_BYTES)
     fd = os.open(task.path, os.O_RDONLY | os.O_CLOEXEC)
     try:
         with _shard(task.source) as shard:
@@ -242,7 +278,7 @@ def _compare(task: Task, say: Say) -> None:
                         f"{task.path}: row {lo + row} at byte {at + row * row_bytes} is not the "
                         f"shard's. Remove it and pack again; look after the drive"
                     )
-                meter.tell(lo - header.lo + len(rows))
+                meter.add(rows.size)
     finally:
         os.close(fd)
     say(f"{task.path}: equal to {task.source.file}")
@@ -305,26 +341,16 @@ def _sync_folder(folder: Path) -> None:
         os.close(fd)
 
 
-class _Meter:
-    """A line every few seconds: how much, how fast, how long still."""
+class Stopped(KeyboardInterrupt):
+    """SIGTERM or SIGINT: what is on the drive by then is kept."""
 
-    def __init__(self, say: Say, what: str, total: int, done: int, row_bytes: int) -> None:
-        self._say, self._what, self._row_bytes = say, what, row_bytes
-        self._total, self._first = total, done
-        self._began = self._told = time.monotonic()
+    def __init__(self, number: int) -> None:
+        super().__init__(signal.Signals(number).name)
+        self.number = number
 
-    def tell(self, done: int) -> None:
-        now = time.monotonic()
-        if now - self._told < LINE_SECONDS and done < self._total:
-            return
-        self._told = now
-        size = self._row_bytes / 1e9
-        rate = (done - self._first) * size / max(now - self._began, 1e-9)
-        left = (self._total - done) * size / max(rate, 1e-9)
-        self._say(
-            f"{self._what} {done * size:.2f} of {self._total * size:.2f} GB, "
-            f"{rate:.2f} GB/s, {left:.0f} s left"
-        )
+
+def _stop(number: int, frame: FrameType | None) -> None:
+    raise Stopped(number)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -338,7 +364,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--rank", type=int, required=True)
     parser.add_argument("--tp", type=int, required=True, help="ranks in all")
     parser.add_argument("--layers", type=int, nargs="+", default=(), help="not all of them")
-    parser.add_argument("--verify", action="store_true", help="compare with the shards, write none")
+    instead = parser.add_mutually_exclusive_group()
+    instead.add_argument("--plan", action="store_true", help="say what is to be done, write none")
+    instead.add_argument(
+        "--verify", action="store_true", help="compare with the shards, write none"
+    )
     asked = parser.parse_args(argv)
 
     def say(line: str) -> None:
@@ -346,12 +376,20 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     try:
         tasks = plan(asked.source, asked.out, asked.rank, asked.tp, asked.layers)
-        (verify if asked.verify else pack)(tasks, say)
+        if asked.plan:
+            say(json.dumps(asdict(look(tasks))))
+        else:
+            (verify if asked.verify else pack)(tasks, say)
     except (EngramError, HeaderError, OSError) as error:
         print(error, file=sys.stderr)
         return 1
+    except Stopped as stopped:
+        print(f"stopped by {stopped}; the next run goes on from here", file=sys.stderr)
+        return 128 + stopped.number
     return 0
 
 
 if __name__ == "__main__":
+    for _number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(_number, _stop)
     sys.exit(main())

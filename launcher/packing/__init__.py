@@ -1,0 +1,1 @@
+"""`./start.sh pack`: both nodes' packed Engram files, written at the same time."""

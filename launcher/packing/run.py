@@ -1,0 +1,178 @@
+"""Runs the packers of both ranks side by side: what there is to do, space, progress, the end."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from launcher.clock import span
+from launcher.console import Console
+from launcher.errors import LauncherError
+from launcher.findings import Finding, refuse
+from launcher.packing.words import Plan, Progress, both, plan_of, progress, size
+from launcher.record import Record
+
+LOOK = 0.5  # seconds between two progress lines
+END = 40.0  # seconds for packers to end that were asked to
+STEP = "pack"
+
+
+@dataclass(frozen=True)
+class Ended:
+    """How a packer ended: its exit status, None where it is not known, and the same in words."""
+
+    status: int | None
+    how: str
+
+
+class Job(Protocol):
+    """The packer of one rank, where its files are."""
+
+    @property
+    def role(self) -> str: ...
+
+    @property
+    def where(self) -> str:
+        """The directory of the files, as the node has it."""
+        ...
+
+    def run(
+        self, extra: Sequence[str], line: Callable[[str], None], stop: threading.Event
+    ) -> Ended:
+        """Run it with these options to its end; ``stop`` ends it early. Raises LauncherError."""
+        ...
+
+
+@dataclass
+class _Run:
+    job: Job
+    lines: list[str] = field(default_factory=list)
+    now: Progress | str = "begins"
+    ended: Ended | None = None
+    error: BaseException | None = None
+
+
+def pack(
+    jobs: Sequence[Job], verify: bool, console: Console, record: Record, again: str
+) -> dict[str, Plan]:
+    """Write, or with ``verify`` compare, the files of every job. Raises LauncherError with all that
+    went wrong; ``again`` is the command that goes on then. Returns the plans, as they were before.
+    """
+    since = console.now()
+    console.progress("looking at the tables and the drives of both ranks", since)
+    runs = _side_by_side(jobs, ["--plan"], console, record, show=False)
+    refuse([found for run in runs if (found := _wrong(run, again, record))])
+    plans = {run.job.role: plan for run in runs if (plan := plan_of(run.lines))}
+    lost = [run for run in runs if run.job.role not in plans]
+    refuse([_no_plan(run, again) for run in lost])
+    if not verify:
+        refuse([found for job in jobs if (found := _no_room(job, plans[job.role], again))])
+    todo = [job for job in jobs if verify or plans[job.role].absent]
+    for job in jobs:
+        plan = plans[job.role]
+        console.say(f"  {job.role}: {job.where}: {_told(plan, verify)}")
+        record.event(STEP, "planned", role=job.role, where=job.where, left=plan.left)
+    if todo:
+        began = time.monotonic()
+        console.quiet_from_here()
+        runs = _side_by_side(todo, ["--verify"] if verify else [], console, record, show=True)
+        refuse([found for run in runs if (found := _wrong(run, again, record))])
+        done = "equal to the shards" if verify else "whole"
+        console.say(f"all packed files are {done} ({span(time.monotonic() - began)})", "good")
+    return plans
+
+
+def _told(plan: Plan, verify: bool) -> str:
+    if verify:
+        return f"{size(plan.total)} to compare with the shards, row by row"
+    if not plan.absent:
+        return f"{size(plan.total)}, whole: nothing to do"
+    rest = f" of {size(plan.total)}, the rest is there" if plan.left < plan.total else ""
+    return f"{size(plan.left)} to write{rest}; {size(plan.free)} free"
+
+
+def _side_by_side(
+    jobs: Sequence[Job], extra: Sequence[str], console: Console, record: Record, show: bool
+) -> list[_Run]:
+    """Each job in a thread; when one fails the others go on, for what they write is kept."""
+    stop = threading.Event()
+    runs = [_Run(job) for job in jobs]
+    threads = [
+        threading.Thread(target=_work, args=(run, extra, stop, record), daemon=True) for run in runs
+    ]
+    since = console.now()
+    try:
+        for thread in threads:
+            thread.start()
+        while any(thread.is_alive() for thread in threads):
+            for thread in threads:
+                thread.join(LOOK / len(threads))
+            if show:
+                console.progress(both({run.job.role: run.now for run in runs}), since)
+    except BaseException:
+        stop.set()
+        console.warn("ending the packers; what they wrote is kept")
+        until = time.monotonic() + END
+        for thread in threads:
+            if thread.ident is not None:
+                thread.join(max(0.0, until - time.monotonic()))
+        raise
+    return runs
+
+
+def _work(run: _Run, extra: Sequence[str], stop: threading.Event, record: Record) -> None:
+    def line(text: str) -> None:
+        found = progress(text)
+        if found is None:
+            run.lines.append(text)
+        record.text(STEP, f"{run.job.role}: {text}")
+        run.now = found or run.now
+
+    try:
+        run.ended = run.job.run(extra, line, stop)
+        run.now = "is done" if run.ended.status == 0 else run.ended.how
+    except BaseException as error:
+        run.error = error
+        run.now = "has failed"
+
+
+def _wrong(run: _Run, again: str, record: Record) -> Finding | None:
+    role = run.job.role
+    if isinstance(run.error, LauncherError):
+        return Finding(f"{role}: {run.error.found}", run.error.needed, run.error.do_next)
+    if run.error is not None:
+        raise run.error
+    assert run.ended is not None
+    if run.ended.status == 0:
+        return None
+    record.event(STEP, "failed", role=role, how=run.ended.how)
+    said = [text for text in run.lines if text.strip() and not text.startswith("{")]
+    told = "\n".join(said[-4:]) or "it said nothing"
+    return Finding(
+        f"the {role}'s packer {run.ended.how}: {told}",
+        f"packed files of this source in {run.job.where} on the {role}, whole or not begun",
+        f"do what it says, then {again}: it goes on where it stopped",
+    )
+
+
+def _no_plan(run: _Run, again: str) -> Finding:
+    return Finding(
+        f"the {run.job.role}'s packer ended well and told no plan",
+        "an overlay in the image, or in the engine, of the launcher's own version",
+        f"install it anew, then {again}",
+    )
+
+
+def _no_room(job: Job, plan: Plan, again: str) -> Finding | None:
+    if plan.free >= plan.needed:
+        return None
+    key = "HEAD_PACKED_DIR" if job.role == "head" else "WORKER_PACKED_DIR"
+    return Finding(
+        f"the {job.role} has {size(plan.free)} free for {job.where}",
+        f"{size(plan.needed)} there, for {', '.join(plan.absent)}",
+        f"free some space, or set {key} in .env to another drive, then {again}",
+        topic="disk",
+    )

@@ -1,0 +1,52 @@
+"""The packers of the pair: what must be there on both nodes, and how each is run."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from launcher.app import App
+from launcher.commands.container import Container
+from launcher.deployment import Rank, Role
+from launcher.findings import Finding, refuse, stopping
+from launcher.packing import container
+from launcher.packing.container import ContainerJob, name_of
+from launcher.packing.run import Job
+from launcher.pair import look, reach
+from launcher.pair.build import place
+from launcher.preflight.weights import engram_sources
+from launcher.settings import pair_rules
+from launcher.settings.values import Settings
+
+# What a packer does not need (the GPU, the link, memory, ports) does not stop it.
+TOPICS = ("ssh", "node", "docker", "image")
+
+
+def jobs(app: App, settings: Settings) -> Sequence[Job]:
+    """The packers of both ranks. Asks both nodes; raises LauncherError with all that is missing."""
+    pair_rules.require(settings)
+    pair = look.Pair.of(app, settings)
+    if wrong := look.elsewhere(pair):
+        hint = "; the rehearsal's tables are packed by ./start.sh pack --rehearsal"
+        refuse([replace(each, mend=each.mend + hint) for each in wrong])
+    since = app.console.now()
+    app.console.progress("asking both nodes", since)
+    seen = look.see(pair)
+    refuse(obstacles(seen))
+    found = {"head": seen.head, "worker": seen.worker}
+    roles: tuple[Role, Role] = ("head", "worker")
+    places = {role: place(settings, role, found[role]) for role in roles}
+
+    def describe(rank: Rank) -> Container:
+        return container.packer(rank, settings, places[rank.role], pair.at.owner)
+
+    logs = app.logs / "pack"
+    names = {role: name_of(settings, role) for role in roles}
+    at = replace(pair.at, head=names["head"], worker=names["worker"])
+    runtime = reach.runtime(at, logs, describe, label=container.PACKER, ssh_folder=app.logs)
+    return [ContainerJob(role, rank, runtime, places[role]) for rank, role in enumerate(roles)]
+
+
+def obstacles(seen: look.Seen) -> list[Finding]:
+    wrong = [each for each in stopping(seen.findings()) if each.topic in TOPICS]
+    return wrong or engram_sources(seen.head, seen.worker)
