@@ -14,6 +14,7 @@ from spark_overlay.arithmetic import matmul, weight_dtype, wide
 from spark_overlay.exl3.format import Exl3FormatError, Exl3Slice
 from spark_overlay.exl3.modules import Exl3Facts
 from spark_overlay.exl3.packed import PackedStack
+from spark_overlay.exl3.shares import share
 
 GATE, DOWN, UP = "w1", "w2", "w3"
 
@@ -82,11 +83,10 @@ class Exl3MoEMethod(FusedMoEMethodBase):
                 f"{first.key}: stored with {first.out_features} outputs, the model's config makes "
                 f"it {intermediate_size_per_partition * parallel.tp_size}"
             )
-        low, high = first.column_ranges(parallel.tp_size)[parallel.tp_rank]
-        for name in (GATE, UP):
-            setattr(layer, name, Projection(self.experts[name], first.column_slice(low, high)))
-        down = self.experts[DOWN]
-        setattr(layer, DOWN, Projection(down, down[0].row_slice(low, high)))
+        for name in (GATE, UP, DOWN):
+            part = share(self.experts[name][0], parallel.tp_rank, parallel.tp_size)
+            assert part is not None
+            setattr(layer, name, Projection(self.experts[name], part))
 
     def get_fused_moe_quant_config(self, layer: Any) -> None:
         return None

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Literal, get_args
 
-from spark_overlay.exl3.format import Codebook
+from spark_overlay.exl3.layout import Codebook
 from spark_overlay.exl3.modules import Exl3Facts
 from spark_overlay.exl3.names import parse
 

@@ -14,7 +14,8 @@ from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead
 from spark_overlay.arithmetic import einsum, matmul, weight_dtype
 from spark_overlay.exl3.format import Exl3FormatError, Exl3Slice
 from spark_overlay.exl3.modules import Exl3Facts
-from spark_overlay.exl3.packed import PackedStack, whole
+from spark_overlay.exl3.packed import PackedStack
+from spark_overlay.exl3.shares import share, share_sizes, split_of
 
 
 class Exl3LinearMethod(LinearMethodBase):
@@ -57,17 +58,21 @@ class Exl3LinearMethod(LinearMethodBase):
                 f"{facts.key}: stored with {facts.in_features} inputs, the model's config makes it "
                 f"{all_rows}: config.json and checkpoint do not belong together"
             )
-        if rows != all_rows:
-            return facts.row_slice(*facts.row_ranges(layer.tp_size)[layer.tp_rank])
-        if width == facts.out_features:
-            return whole(facts)
-        tp = int(getattr(layer, "tp_size", 1))
-        if width * tp != facts.out_features:
+        tp, split = int(getattr(layer, "tp_size", 1)), split_of(facts.key)
+        outputs = width * tp if split == "columns" else width
+        if outputs != facts.out_features:
             raise Exl3FormatError(
                 f"{facts.key}: stored with {facts.out_features} outputs, the model's config makes "
-                f"it {width * tp}: config.json and checkpoint do not belong together"
+                f"it {outputs}: config.json and checkpoint do not belong together"
             )
-        return facts.column_slice(*facts.column_ranges(tp)[layer.tp_rank])
+        part = share(facts, layer.tp_rank if tp > 1 else 0, tp)
+        assert part is not None
+        if share_sizes(facts, part) != (rows, width):
+            raise Exl3FormatError(
+                f"{facts.key}: vLLM gives this rank [{rows}, {width}] of it, the overlay's rule "
+                f"({split}) {list(share_sizes(facts, part))}: use a vLLM the overlay supports"
+            )
+        return part
 
     def process_weights_after_loading(self, layer: nn.Module) -> None:
         for stack in layer.exl3:
@@ -104,9 +109,10 @@ class Exl3GroupedLinearMethod(Exl3LinearMethod):
                 f"for a layer of [{input_size}, {output_size}] on {tp} ranks; each rank needs "
                 "whole slices"
             )
-        local = groups // tp
-        mine = self.shards[layer.tp_rank * local : (layer.tp_rank + 1) * local]
-        layer.exl3 = nn.ModuleList(PackedStack([facts], whole(facts)) for facts in mine)
+        parts = [(facts, share(facts, layer.tp_rank, tp, groups)) for facts in self.shards]
+        layer.exl3 = nn.ModuleList(
+            PackedStack([facts], part) for facts, part in parts if part is not None
+        )
 
     def project(self, layer: nn.Module, x: Tensor, dtype: torch.dtype) -> Tensor:
         """``x [T, groups, in]`` -> ``[T, groups * rank]``, each group by its own matrix."""
@@ -135,8 +141,14 @@ class Exl3HeadMethod(Exl3LinearMethod):
                 f"padded vocabulary makes it [{input_size}, {output_size}]"
             )
         rows = layer.shard_indices
-        cut = facts.column_slice(rows.padded_org_vocab_start_index, rows.padded_org_vocab_end_index)
-        layer.exl3 = nn.ModuleList([PackedStack([facts], cut)])
+        part = share(facts, layer.tp_rank, int(layer.tp_size))
+        mine = slice(rows.padded_org_vocab_start_index, rows.padded_org_vocab_end_index)
+        if part is None or part.svh != mine:
+            raise Exl3FormatError(
+                f"{facts.key}: vLLM gives this rank columns {mine.start} to {mine.stop}, the "
+                f"overlay's rule {part and part.svh}: use a vLLM the overlay supports"
+            )
+        layer.exl3 = nn.ModuleList([PackedStack([facts], part)])
 
     def tie_weights(self, layer: nn.Module, embed_tokens: nn.Module) -> nn.Module:
         raise Exl3FormatError("a packed lm_head cannot be tied to the embedding")

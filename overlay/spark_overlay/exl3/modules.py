@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import NoReturn
 
-from spark_overlay.exl3 import format as fmt
-from spark_overlay.exl3.format import Codebook, Exl3FormatError, Exl3Slice
+from spark_overlay.exl3 import layout as fmt
+from spark_overlay.exl3.layout import Codebook, Exl3FormatError, Exl3Slice
 from spark_overlay.headers import TensorHeader
 
 #: Leaf names that only EXL3 tensors have. ``bias`` and the obsolete ``scale`` (ignored) may also

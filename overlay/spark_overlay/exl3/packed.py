@@ -15,11 +15,6 @@ SIGN_BITS = {"su": "suh", "sv": "svh"}
 MARKERS = ("mul1", "mcg")
 
 
-def whole(facts: Exl3Facts) -> Exl3Slice:
-    """The slice that keeps everything."""
-    return facts.column_slice(0, facts.out_features)
-
-
 class PackedStack(nn.Module):
     """``n`` matrices of one rate, codebook and shape, each cut alike, in one slab.
 
