@@ -33,7 +33,7 @@ enum {
     EXL3_MAX_SHARDS = 16,
     EXL3_MAX_ROWS = 64,  /* of a dense group */
     EXL3_MAX_SLOTS = 128, /* tokens * topk of an experts call */
-    EXL3_MAX_WARPS = 9   /* of a CTA */
+    EXL3_MAX_WARPS = 8   /* of a CTA */
 };
 
 EXL3_API int exl3_abi(void);
@@ -85,7 +85,7 @@ EXL3_API int exl3_group_need(const exl3_shard *shards /* host */, int32_t count,
                              int32_t warps, int64_t *scratch_bytes /* host */,
                              int64_t *counters /* host */);
 
-/* count 1..16 shards, rows 0..64 (0: nothing happens), warps 1..9. scratch: 256-byte aligned, any
+/* count 1..16 shards, rows 0..64 (0: nothing happens), warps 1..8. scratch: 256-byte aligned, any
  * contents. counters: int32, all zero before the first launch; every launch leaves them zero. Both
  * must not be in use by another launch that may run at the same time. */
 EXL3_API int exl3_group(const exl3_shard *shards /* host */, int32_t count, int32_t rows,
