@@ -1,0 +1,1 @@
+"""EXL3's CUDA kernels (overlay/csrc/exl3) as torch ops, with the launch tables they run by."""

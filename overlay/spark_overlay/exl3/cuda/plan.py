@@ -1,0 +1,304 @@
+"""How each launch divides its work: tables per GPU architecture, and the rule where one is silent.
+
+Pure: no torch, no GPU. A plan changes the order of fp32 sums and the speed, never what is summed,
+and both ranks of a pair must use the same one: it depends on table, shapes and rows alone.
+
+A table (tables/sm_90.json and so on) says what it is: ``origin`` "measured" for entries that a
+tuner wrote on that GPU, "modelled" where nothing was. ``entries`` of a measured table are looked up
+by shape; what is not listed follows the rule.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
+from typing import Any, Literal
+
+TABLES = Path(__file__).with_name("tables")
+#: A table of one's own, as ``tune`` writes it, in place of the shipped one.
+OVERRIDE = "SPARK_EXL3_TABLE"
+BLOCK = 128
+
+#: As api.h has them.
+MAX_SHARDS, MAX_ROWS, MAX_SLOTS, MAX_WARPS, MAX_KBLOCKS, MAX_INTER = 16, 64, 128, 9, 16, 4096
+#: Rows and slots a plan is made for: it serves every smaller number down to the next.
+ROW_STEPS = (8, 16, 64)
+SLOT_STEPS = (8, 16, 32, 64, 128)
+
+#: Compute capability -> the table its launches follow.
+NEAREST: Mapping[int, str] = {80: "sm_80", 86: "sm_86", 87: "sm_86", 89: "sm_86", 90: "sm_90",
+                              100: "sm_90", 103: "sm_90", 120: "sm_121", 121: "sm_121"}  # fmt: skip
+
+
+class PlanError(ValueError):
+    """A table or a plan that no launch can follow."""
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """One matrix of a group: inputs, outputs, rate in half bits."""
+
+    inputs: int
+    outputs: int
+    k2: int
+
+    @property
+    def kblocks(self) -> int:
+        return self.inputs // BLOCK
+
+    @property
+    def chunks(self) -> int:
+        return self.outputs // BLOCK
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """Of one shard: chunks of 128 outputs and k-blocks of 128 inputs that a CTA takes."""
+
+    chunks: int
+    kblocks: int
+
+
+@dataclass(frozen=True, slots=True)
+class GroupPlan:
+    warps: int
+    parts: tuple[Part, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ExpertsPlan:
+    """Launch A (gate, up) and launch B (down); B always takes all of its inputs."""
+
+    a_warps: int
+    a_chunks: int
+    a_kblocks: int
+    b_warps: int
+    b_chunks: int
+
+
+@dataclass(frozen=True, slots=True)
+class Need:
+    """Bytes of scratch and int32 counters of one call."""
+
+    scratch_bytes: int
+    counters: int
+
+
+@dataclass(frozen=True)
+class Table:
+    """``sms``: of the GPU it is for. ``group_rule`` and ``experts_rule``: what the rule may choose
+    from. ``dense_rows`` and ``expert_slots``: up to where the ops serve a call by themselves."""
+
+    name: str
+    origin: Literal["measured", "modelled"]
+    how: str
+    sms: int
+    dense_rows: int = MAX_ROWS
+    expert_slots: int = MAX_SLOTS
+    ctas_per_sm: int = 2
+    warps: int = 8
+    group: Mapping[tuple[tuple[Shape, ...], int], GroupPlan] = field(default_factory=dict)
+    experts: Mapping[tuple[int, int, int], ExpertsPlan] = field(default_factory=dict)
+
+    def group_plan(self, shapes: Sequence[Shape], rows: int) -> GroupPlan:
+        """The plan of one launch over ``shapes`` for ``rows`` 1..64."""
+        step = _step(rows, ROW_STEPS, "rows")
+        found = self.group.get((tuple(shapes), step))
+        return found or _group_rule(self, shapes, step)
+
+    def experts_plan(self, hidden: int, inter: int, slots: int) -> ExpertsPlan:
+        """The plan of both launches for ``slots`` = tokens * top-k, 1..128."""
+        step = _step(slots, SLOT_STEPS, "slots")
+        found = self.experts.get((hidden, inter, step))
+        return found or _experts_rule(self, hidden, inter, step)
+
+
+def _step(count: int, steps: Sequence[int], what: str) -> int:
+    for step in steps:
+        if 0 < count <= step:
+            return step
+    raise PlanError(f"{count} {what}: a launch takes 1 to {steps[-1]}")
+
+
+def _group_rule(table: Table, shapes: Sequence[Shape], rows: int) -> GroupPlan:
+    """Fill the GPU once if the work suffices: as few k-blocks a warp as make no more CTAs than
+    are resident at once; a split costs a round through scratch, an idle SM costs its share."""
+    passes = -(-rows // 16)
+    room = table.sms * table.ctas_per_sm
+    units = passes * sum(shape.chunks * shape.kblocks for shape in shapes)
+    warps = table.warps
+    each = max(1, min(-(-units // (room * warps)), MAX_KBLOCKS // warps))
+    parts = []
+    for shape in shapes:
+        wanted = min(warps * each, shape.kblocks)
+        splits = -(-shape.kblocks // wanted)
+        # The same number of splits, as even as they can be, in whole rounds of the warps.
+        even = -(-shape.kblocks // splits)
+        parts.append(Part(1, even))
+    return GroupPlan(warps, tuple(parts))
+
+
+def _experts_rule(table: Table, hidden: int, inter: int, slots: int) -> ExpertsPlan:
+    """Few slots: the inputs of gate and up are split until every SM has a CTA; many: whole rounds
+    of the warps. Down has one warp a k-block of ``inter``, as far as there are warps."""
+    kblocks, chunks, warps = hidden // BLOCK, inter // BLOCK, table.warps
+    room = table.sms * table.ctas_per_sm
+    most = -(-kblocks // min(MAX_KBLOCKS, 2 * warps))
+    splits = max(most, min(-(-kblocks // warps), room // max(1, slots * chunks)))
+    return ExpertsPlan(warps, 1, -(-kblocks // splits), min(chunks, MAX_WARPS), 1)
+
+
+def check_group(plan: GroupPlan, shapes: Sequence[Shape]) -> None:
+    """Raise PlanError unless exl3_group takes it."""
+    if len(plan.parts) != len(shapes) or not 1 <= len(shapes) <= MAX_SHARDS:
+        raise PlanError(f"{len(plan.parts)} parts for {len(shapes)} shards; at most {MAX_SHARDS}")
+    _check_warps(plan.warps)
+    for part in plan.parts:
+        _check_part(part.chunks, part.kblocks, plan.warps)
+
+
+def check_experts(plan: ExpertsPlan, inter: int) -> None:
+    """Raise PlanError unless exl3_experts takes it."""
+    _check_warps(plan.a_warps)
+    _check_warps(plan.b_warps)
+    _check_part(plan.a_chunks, plan.a_kblocks, plan.a_warps)
+    _check_part(plan.b_chunks, 1, plan.b_warps)
+    if inter > MAX_INTER:
+        raise PlanError(f"{inter} intermediate channels; launch B takes at most {MAX_INTER}")
+
+
+def _check_warps(warps: int) -> None:
+    if not 1 <= warps <= MAX_WARPS:
+        raise PlanError(f"{warps} warps a CTA; 1 to {MAX_WARPS}")
+
+
+def _check_part(chunks: int, kblocks: int, warps: int) -> None:
+    if not 1 <= chunks <= warps or warps % chunks or not 1 <= kblocks <= MAX_KBLOCKS:
+        raise PlanError(
+            f"{chunks} chunks and {kblocks} k-blocks for {warps} warps; the chunks divide the "
+            f"warps, and at most {MAX_KBLOCKS} k-blocks fit"
+        )
+
+
+def group_need(shapes: Sequence[Shape], rows: int, plan: GroupPlan) -> Need:
+    """What exl3_group_need says (api.h), without the library."""
+    height = 8 if rows <= 8 else 16
+    passes = -(-rows // height)
+    scratch = counters = 0
+    for shape, part in zip(shapes, plan.parts, strict=True):
+        splits = -(-shape.kblocks // part.kblocks)
+        if splits > 1:
+            scratch += passes * shape.chunks * splits * height * 512
+        counters += -(-shape.chunks // part.chunks)
+    return Need(scratch, passes * counters)
+
+
+def experts_need(
+    hidden: int, inter: int, tokens: int, slots: int, shared: bool, plan: ExpertsPlan
+) -> Need:
+    """What exl3_experts_need says (api.h), without the library."""
+    rows = slots + (tokens if shared else 0)
+    splits = -(-(hidden // BLOCK) // plan.a_kblocks)
+    sizes = (rows * 2 * splits * inter * 4, rows * inter * 2, rows * hidden * 4)
+    counters = (slots + shared) * -(-(inter // BLOCK) // plan.a_chunks)
+    counters += -(-(hidden // BLOCK) // plan.b_chunks)
+    return Need(sum(-(-size // 256) * 256 for size in sizes), counters)
+
+
+def parse(value: Mapping[str, Any], name: str) -> Table:
+    """A table from its JSON. Raises PlanError for one that is not as it must be."""
+    try:
+        group = {
+            (tuple(Shape(*shape) for shape in entry["shapes"]), int(entry["rows"])): GroupPlan(
+                int(entry["warps"]), tuple(Part(*part) for part in entry["parts"])
+            )
+            for entry in value.get("group", ())
+        }
+        experts = {
+            (int(entry["hidden"]), int(entry["inter"]), int(entry["slots"])): ExpertsPlan(
+                *map(int, entry["plan"])
+            )
+            for entry in value.get("experts", ())
+        }
+        table = Table(
+            name=str(value["name"]),
+            origin=value["origin"],
+            how=str(value["how"]),
+            sms=int(value["sms"]),
+            dense_rows=int(value.get("dense_rows", MAX_ROWS)),
+            expert_slots=int(value.get("expert_slots", MAX_SLOTS)),
+            ctas_per_sm=int(value.get("ctas_per_sm", 2)),
+            warps=int(value.get("warps", 8)),
+            group=group,
+            experts=experts,
+        )
+        for (shapes, _), plan in group.items():
+            check_group(plan, shapes)
+        for (_, inter, _), experts_plan in experts.items():
+            check_experts(experts_plan, inter)
+    except (KeyError, TypeError, ValueError) as error:
+        raise PlanError(f"{name}: no launch table ({type(error).__name__}: {error})") from error
+    right = table.origin in ("measured", "modelled") and 1 <= table.dense_rows <= MAX_ROWS
+    if not right or not 1 <= table.expert_slots <= MAX_SLOTS:
+        raise PlanError(f"{name}: no launch table: origin, dense_rows or expert_slots is off")
+    return table
+
+
+def show(table: Table) -> dict[str, Any]:
+    """The JSON of a table."""
+    return {
+        "name": table.name,
+        "origin": table.origin,
+        "how": table.how,
+        "sms": table.sms,
+        "dense_rows": table.dense_rows,
+        "expert_slots": table.expert_slots,
+        "ctas_per_sm": table.ctas_per_sm,
+        "warps": table.warps,
+        "group": [
+            {
+                "shapes": [[s.inputs, s.outputs, s.k2] for s in shapes],
+                "rows": rows,
+                "warps": plan.warps,
+                "parts": [[part.chunks, part.kblocks] for part in plan.parts],
+            }
+            for (shapes, rows), plan in table.group.items()
+        ],
+        "experts": [
+            {
+                "hidden": hidden,
+                "inter": inter,
+                "slots": slots,
+                "plan": [plan.a_warps, plan.a_chunks, plan.a_kblocks, plan.b_warps, plan.b_chunks],
+            }
+            for (hidden, inter, slots), plan in table.experts.items()
+        ],
+    }
+
+
+@cache
+def read(path: Path) -> Table:
+    """Raises PlanError for a file that is missing or no table."""
+    try:
+        value = json.loads(path.read_text())
+    except (OSError, ValueError) as error:
+        raise PlanError(f"{path}: no launch table ({error})") from error
+    return parse(value, str(path))
+
+
+@cache
+def for_capability(major: int, minor: int) -> Table:
+    """The table of a GPU: of SPARK_EXL3_TABLE where that is set, else the shipped one.
+
+    Raises PlanError for a GPU older than sm_80 or a file that is no table."""
+    if asked := os.environ.get(OVERRIDE):
+        return read(Path(asked))
+    number = 10 * major + minor
+    below = [known for known in NEAREST if known <= number]
+    if not below:
+        raise PlanError(f"sm_{number}: the EXL3 kernels need sm_80 or newer")
+    return read(TABLES / f"{NEAREST[max(below)]}.json")
