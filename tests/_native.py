@@ -1,4 +1,8 @@
-"""The native library of Engram, built from the checkout's sources, once for each state of them."""
+"""The native library of Engram for tests: built from the checkout's sources once for each state of
+them, or the installed one where a test is about the overlay as it is installed.
+
+Without pytest, which a GPU host lacks, all but the skipping works.
+"""
 
 from __future__ import annotations
 
@@ -8,8 +12,6 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 from types import ModuleType
-
-import pytest
 
 OVERLAY = Path(__file__).resolve().parents[1] / "overlay"
 CSRC = OVERLAY / "csrc"
@@ -34,6 +36,8 @@ def built(name: str, extra: Sequence[str] = (), driver: Path | None = None) -> P
     try:
         command = module.compiler()
     except module.BuildError as error:
+        import pytest
+
         if os.environ.get("SPARK_TEST_DEMAND"):
             pytest.fail(str(error))
         pytest.skip(str(error))
@@ -51,4 +55,30 @@ def built(name: str, extra: Sequence[str] = (), driver: Path | None = None) -> P
 
 
 def library() -> Path:
+    """Of these sources; skips without a compiler."""
     return built("native.so")
+
+
+def installed(folder: Path) -> Path:
+    """The overlay's own where it loads, else one built into ``folder``. Raises EngramError with the
+    compiler's words."""
+    from spark_overlay.engram import native
+    from spark_overlay.engram.layout import EngramError
+
+    try:
+        native.load(native.LIBRARY)
+    except EngramError:
+        return build(folder / "_native.so")
+    return native.LIBRARY
+
+
+def build(target: Path) -> Path:
+    """Raises EngramError."""
+    from spark_overlay.engram.layout import EngramError
+
+    module = builder()
+    try:
+        module.build(target)
+    except module.BuildError as error:
+        raise EngramError(f"{CSRC / 'build.py'}: {str(error)[-3000:]}") from error
+    return target

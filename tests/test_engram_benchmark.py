@@ -44,7 +44,18 @@ def test_a_quick_run_measures_every_row(tmp_path: Path) -> None:
     assert rows["raw packed, pool, depth 16"]["iops"]["median"] > 0
     assert rows["memory, pool, depth 16"]["MiB"] < 64
     assert rows["stream random, rank 0 of 2, cache 0"]["distinct"] == pytest.approx(24, abs=0.01)
+    alone = rows["n-grams random"]
+    assert alone["in chunk"]["gain"] == {"rank 0": 1.0, "rank 1": 1.0, "even": 1.0}
     for name in ("code", "prose"):
+        shares = rows[f"n-grams {name}"]["in chunk"]
+        for rank, (one, two) in enumerate((("2-grams", "3-grams"), ("4-grams", "3-grams"))):
+            read = 2 * (8 * shares[one] + 4 * shares[two])
+            found = rows[f"stream {name}, rank {rank} of 2, cache 0"]["distinct"]
+            # The first tokens of a text make n-grams with what is before it.
+            assert found == pytest.approx(read, rel=0.01)
+            assert shares["gain"][f"rank {rank}"] == pytest.approx(24 / read, abs=0.01)
+        fed = [rows[f"stream {name}, rank {rank} of 2, cache 0"]["fed"] for rank in (0, 1)]
+        assert rows[f"stream {name}, pair, cache 0"]["fed"] == min(fed)
         for rank in (0, 1):
             assert rows[f"stream {name}, rank {rank} of 2, cache 0"]["distinct"] < 22
             assert f"stream {name}, rank {rank} of 2, cache 1" in rows
@@ -56,6 +67,14 @@ def test_texts_are_of_the_length_asked_for_and_their_tokens_are_all_of_them(inpu
         assert "".join(inputs.pieces(text)) == text
     ids = inputs.compressed(["the", " The", "cat", "the"], 1000)
     assert ids.tolist() == [0, 0, 1, 0]
+
+
+def test_fresh_counts_what_is_new(inputs) -> None:
+    chunk = inputs.CHUNK
+    ids = np.array([1, 2] * chunk, np.int64)  # two chunks of two kinds of 2-grams
+    inside, ever = inputs.fresh(ids, 2)
+    count = 2 * chunk - 1
+    assert inside == pytest.approx(4 / count) and ever == pytest.approx(2 / count)
 
 
 def test_chunks_are_the_hash_of_the_whole_text(inputs) -> None:

@@ -99,6 +99,21 @@ def random_tokens(count: int, limit: int) -> Ids:
     return np.random.default_rng(1).integers(0, limit, count)
 
 
+def fresh(ids: Ids, order: int) -> tuple[float, float]:
+    """The share of a text's n-grams that are the first of their kind in their chunk, and at all.
+    An n-gram belongs to the chunk that its last token is in."""
+    windows = np.lib.stride_tricks.sliding_window_view(ids, order)
+    _, kinds = np.unique(windows, axis=0, return_inverse=True)
+    seen: set[int] = set()
+    inside = 0
+    parts = [kinds[at : at + CHUNK] for at in range(0, len(kinds), CHUNK)]
+    for part in parts:
+        here = set(part.reshape(-1).tolist())
+        inside += len(here)
+        seen |= here
+    return inside / len(kinds), len(seen) / len(kinds)
+
+
 def chunks(own: EngramLayout, ids: Ids, rank: int, tp: int) -> Iterator[list[Ids]]:
     """For each whole chunk of the text the row ids that a rank looks up, by layer, by token."""
     token_map = np.arange(own.compressed_vocab_size)

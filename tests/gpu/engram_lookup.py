@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from _native_library import library
+from _native import installed
 from _tables import small_config, table, write_tables
 from torch import Tensor
 
@@ -49,7 +49,7 @@ class Tables:
 
     @cached_property
     def native(self) -> Path:
-        return library(self.scratch)
+        return installed(self.scratch)
 
     @cached_property
     def dense(self) -> list[Tensor]:

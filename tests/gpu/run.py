@@ -215,12 +215,12 @@ def native_failed(names: Iterable[str]) -> bool:
     from spark_overlay.engram import native
     from spark_overlay.engram.layout import EngramError
 
-    from _native_library import build, library  # isort: skip
+    from _native import build, installed  # isort: skip
 
     if not any(ENGINES[name].engram for name in names):
         return False
     try:
-        if library(Path(tempfile.mkdtemp())) != native.LIBRARY:
+        if installed(Path(tempfile.mkdtemp())) != native.LIBRARY:
             build(native.LIBRARY)
     except EngramError as error:
         print(error, flush=True)

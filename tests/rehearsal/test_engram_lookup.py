@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 import torch
-from _native_library import library
+from _native import installed
 from _tables import small_config, write_tables
 
 from spark_overlay.engram.cuda import CudaLookup, SyncLookup
@@ -52,7 +52,7 @@ class Queue(CudaLookup):
 
 @pytest.fixture(scope="module")
 def native(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return library(tmp_path_factory.mktemp("native"))
+    return installed(tmp_path_factory.mktemp("native"))
 
 
 @pytest.fixture(scope="module")
