@@ -121,6 +121,13 @@ class HeadClone:
             where = f"{user.home}/{CACHE}/model/stub.json"
             self.rig.worker.write(where, text, user=user.name)
 
+    def tables(self, **ranks: Mapping[str, Any]) -> None:
+        """How the next packers behave: ``r0={…}, r1={…}`` of the stub's pack.json."""
+        text = json.dumps({rank.removeprefix("r"): told for rank, told in ranks.items()})
+        self.rig.head.write(f"{self.at}/engram-src/pack.json", text, user=USER.name)
+        where = f"{USER.home}/{CACHE}/engram-src/pack.json"
+        self.rig.worker.write(where, text, user=USER.name)
+
     def begin(self, *words: str, env: Mapping[str, str] | None = None) -> Command:
         """``./start.sh WORDS``, not waited for, in a session as a terminal's."""
         spool = self.rig.folder / "said"

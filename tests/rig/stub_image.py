@@ -20,7 +20,7 @@ ROOT = HERE.parents[1]
 NAME = "spark-rig/serving:stub"
 PYTHON = Path("/usr/bin/python3")
 PACKAGES = "usr/lib/python3/dist-packages"
-OURS = ("stacks.py", "serving/secret_env.py")  # of the overlay, as they are
+OURS = ("stacks.py", "serving/secret_env.py", "engram/meter.py")  # of the overlay, as they are
 TOOLS = ("sh", "cat", "env", "ls", "sleep", "kill", "touch", "true", "id")
 LEFT_OUT = {
     "test", "tests", "idlelib", "tkinter", "lib2to3", "turtledemo", "ensurepip", "distutils",
