@@ -170,6 +170,42 @@ def test_graph_sizes_are_ours_unless_the_user_brings_some(tmp_path: Path) -> Non
     assert "--enforce-eager" in deployed(tmp_path, pair(), "ENFORCE_EAGER=1\n").ranks[0].argv
 
 
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("DSV41_DROP_PAGE_CACHE=0\n", {"memory_drop_page_cache": False}),
+        ("DSV41_PREFILL_EMPTY_CACHE_TOKENS=4096\n", {"memory_release_tokens": 4096}),
+        ("DSV41_PREFILL_EMPTY_CACHE_MEMAVAIL_GIB=0\n", {"memory_release_below_gib": 0}),
+        ("DSV41_PREFILL_END_EMPTY_CACHE=1\n", {"memory_release_at_end": True}),
+        ("DSV41_INDEXER_PREFILL_FACTOR=1\n", {"indexer_prefill_factor": 1}),
+        ("GLM53_INDEXER_WORKSPACE=rightsize\n", {"indexer_prefill_factor": 2}),
+        (
+            "GLM53_INDEXER_WORKSPACE=rightsize\nMAX_NUM_SEQS=99\n",
+            {"indexer_prefill_factor": 40},
+        ),
+        (
+            "GLM53_INDEXER_WORKSPACE=rightsize\nDSV41_INDEXER_PREFILL_FACTOR=3\n",
+            {"indexer_prefill_factor": 3},
+        ),
+        ("", {}),
+    ],
+)
+def test_the_overlay_learns_how_to_care_for_memory(
+    tmp_path: Path, text: str, told: dict[str, object]
+) -> None:
+    shipped = {
+        "memory_drop_page_cache": True,
+        "memory_release_tokens": 8192,
+        "memory_release_below_gib": 2.5,
+        "memory_release_at_end": False,
+    }
+    for rank in deployed(tmp_path, pair(), text).ranks:
+        given = json.loads(option(rank.argv, "--additional-config"))["spark_overlay"]
+        kept = {key: given[key] for key in given if key.startswith(("memory_", "indexer_"))}
+        assert kept == {**shipped, **told}
+        assert option(rank.argv, "--worker-cls") == "spark_overlay.memory.worker.SparkWorker"
+
+
 def test_the_overlay_learns_where_each_ranks_tables_are_and_how_chats_are_sampled(
     tmp_path: Path,
 ) -> None:
@@ -186,6 +222,10 @@ def test_the_overlay_learns_where_each_ranks_tables_are_and_how_chats_are_sample
         "engram_cache_gib": 1.5,
         "engram_stats_seconds": 0,
         "api_sampling": "request",
+        "memory_drop_page_cache": True,
+        "memory_release_tokens": 8192,
+        "memory_release_below_gib": 2.5,
+        "memory_release_at_end": False,
     }
     packed = {"engram_packed_dir": "/packed"}
     assert configs == [

@@ -58,6 +58,7 @@ def serve_arguments(settings: Settings, place: RankPlace) -> tuple[str, ...]:
         "--structured-outputs-config.backend", "xgrammar",
         "--enable-auto-tool-choice",
         "--enable-prefix-caching",
+        "--worker-cls", "spark_overlay.memory.worker.SparkWorker",
     ]  # fmt: skip
     arguments += _precision(s, place.device) + _sizes(s) + _graphs(s, place.device)
     if not s.flag("SWA_BOUNDED_REPLAY"):
@@ -74,9 +75,33 @@ def serve_arguments(settings: Settings, place: RankPlace) -> tuple[str, ...]:
         "engram_cache_gib": s.number("DSV41_CACHE_GIB"),
         "engram_stats_seconds": s.int("DSV41_STATS_SECONDS"),
         "api_sampling": s.text("API_SAMPLING"),
+        **_memory(s),
     }
     arguments += ["--additional-config", _json({"spark_overlay": overlay})]
     return (*arguments, *_extra(s))
+
+
+def _memory(s: Settings) -> dict[str, object]:
+    factor = indexer_factor(s)
+    return {
+        "memory_drop_page_cache": s.flag("DSV41_DROP_PAGE_CACHE"),
+        "memory_release_tokens": s.int("DSV41_PREFILL_EMPTY_CACHE_TOKENS"),
+        "memory_release_below_gib": s.number("DSV41_PREFILL_EMPTY_CACHE_MEMAVAIL_GIB"),
+        "memory_release_at_end": s.flag("DSV41_PREFILL_END_EMPTY_CACHE"),
+        **({} if factor is None else {"indexer_prefill_factor": factor}),
+    }
+
+
+STOCK_INDEXER_FACTOR = 40  # vLLM's own
+
+
+def indexer_factor(s: Settings) -> int | None:
+    """Prompts of MAX_MODEL_LEN that the indexer's workspace holds; None: as vLLM has it, 40."""
+    if (asked := s.maybe_int("DSV41_INDEXER_PREFILL_FACTOR")) is not None:
+        return asked
+    if s.text("GLM53_INDEXER_WORKSPACE") == "rightsize":
+        return min(STOCK_INDEXER_FACTOR, s.int("MAX_NUM_SEQS"))
+    return None
 
 
 def _precision(s: Settings, device: str) -> list[str]:

@@ -19,12 +19,13 @@ NOISE = (
 )
 
 # Lines that come whether or not a rank gets anywhere: vLLM's heartbeat of a stuck queue, the access
-# lines of our own polls, our own notes, and the stacks that we ask for.
+# lines of our own polls, our own notes, the memory gauge's ticks, and the stacks that we ask for.
 _IDLE = re.compile(
     r"shm_broadcast\.py"
     r"|No available shared memory broadcast block found"
     r'|"GET /(?:health|v1/models|metrics)\b'
     r"|^\s*\[spark\]"
+    r"|\[mem\] still "
     r"|^(?:Current thread|Thread) 0x[0-9a-f]+"
     r'|^  File "[^"]*", line \d+ in '
     r"|^\s*$"

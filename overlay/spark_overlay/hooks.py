@@ -87,6 +87,27 @@ SPINWAIT = Hook(
 #: Needed before a model is imported, which installs the others.
 EARLY = (RENDEZVOUS, SPINWAIT)
 
+
+def _worker(name: str, parameters: str = "self") -> Hook:
+    return Hook(
+        f"vllm.v1.worker.gpu_worker:Worker.{name}",
+        tuple(parameters.split()),
+        f"spark_overlay.memory.worker:SparkWorker.{name}",
+        "memory is told at each phase, and given back when a long prompt leaves little of it",
+    )
+
+
+#: Rebound nowhere: methods that our worker class (``--worker-cls``) overrides. It checks them when
+#: it is imported.
+WORKER = (
+    _worker("init_device"),
+    _worker("load_model", "self load_dummy_weights"),
+    _worker("determine_available_memory"),
+    _worker("initialize_from_config", "self kv_cache_config"),
+    _worker("compile_or_warm_up_model"),
+    _worker("execute_model", "self scheduler_output"),
+)
+
 _V41 = "vllm.models.deepseek_v41"
 _MODEL, _DRAFT = f"{_V41}.nvidia.model", f"{_V41}.nvidia.dspark"
 _ATTENTION, _COMPRESSOR = f"{_V41}.attention", f"{_V41}.compressor"
@@ -154,6 +175,21 @@ HOOKS: tuple[Hook, ...] = (
         None,
         "spark_overlay.indexer.glue:SparkIndexerBackend",
         "vLLM offers the index cache 128-token pages only; the GB10's pages have 64",
+    ),
+    *(
+        Hook(
+            f"{module}:get_max_prefill_buffer_size",
+            ("vllm_config",),
+            "spark_overlay.memory.glue:get_max_prefill_buffer_size",
+            "vLLM's indexer workspace holds 40 prompts of full length: 5 GB at a million tokens",
+        )
+        for module in (_ATTENTION, "vllm.v1.attention.backends.mla.indexer")
+    ),
+    Hook(
+        "vllm.model_executor.model_loader.default_loader:safetensors_weights_iterator",
+        ("hf_weights_files", "use_tqdm_on_load", "safetensors_load_strategy", "local_expert_ids"),
+        "spark_overlay.memory.glue:safetensors_weights_iterator",
+        "the checkpoint's page cache is memory that the GPU's driver cannot take back",
     ),
     _mhc(_MODEL, "mhc_pre_delayed_tilelang", _PRE, "pre_delayed"),
     _mhc(_MODEL, "mhc_post_tilelang", "x residual post_layer_mix comb_res_mix", "post"),

@@ -20,7 +20,11 @@ class OverlaySettings:
     ``engram_io_threads``: reads in flight of one table; ``engram_cache_gib``: rows kept in memory,
     for all tables of the rank; ``engram_stats_seconds``: between lines of read statistics, 0 none.
     ``api_sampling``: temperature and top_p of a chat as the official API has them, or as the
-    request names them."""
+    request names them. ``memory_drop_page_cache``: drop the checkpoint's page cache while and after
+    it is read. ``memory_release_tokens``: prompt length from which the allocator gives memory back
+    between chunks while MemAvailable is under ``memory_release_below_gib`` (0: always), and with
+    ``memory_release_at_end`` once when the prompt is done. ``indexer_prefill_factor``: the indexer's
+    prefill workspace in prompts of full length; None as vLLM has it, 40."""
 
     engram_dir: str | None = None
     engram_store: EngramStore = "file"
@@ -29,6 +33,11 @@ class OverlaySettings:
     engram_cache_gib: float = 0.0
     engram_stats_seconds: int = 0
     api_sampling: Sampling = "official"
+    memory_drop_page_cache: bool = True
+    memory_release_tokens: int = 8192
+    memory_release_below_gib: float = 2.5
+    memory_release_at_end: bool = False
+    indexer_prefill_factor: int | None = None
 
     @classmethod
     def parse(cls, raw: dict[str, Any]) -> OverlaySettings:
@@ -47,8 +56,15 @@ class OverlaySettings:
                     f"additional_config.spark_overlay.{name}: found {found!r}; "
                     f"needed one of {', '.join(get_args(kind))}"
                 )
+        for name in ("memory_drop_page_cache", "memory_release_at_end"):
+            if not isinstance(found := getattr(settings, name), bool):
+                raise ValueError(
+                    f"additional_config.spark_overlay.{name}: found {found!r}; needed true or false"
+                )
         for name, low, whole in _NUMBERS:
             found = getattr(settings, name)
+            if found is None and name == "indexer_prefill_factor":
+                continue
             kinds: tuple[type, ...] = (int,) if whole else (int, float)
             # `not >=` refuses a NaN, too.
             if isinstance(found, bool) or not isinstance(found, kinds) or not found >= low:
@@ -64,6 +80,9 @@ _NUMBERS: tuple[tuple[str, int, bool], ...] = (
     ("engram_io_threads", 1, True),
     ("engram_cache_gib", 0, False),
     ("engram_stats_seconds", 0, True),
+    ("memory_release_tokens", 1, True),
+    ("memory_release_below_gib", 0, False),
+    ("indexer_prefill_factor", 1, True),
 )
 
 

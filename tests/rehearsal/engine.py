@@ -51,6 +51,7 @@ class Job:
     options: Mapping[str, Any] = field(default_factory=dict)
     steps: tuple[Step, ...] = ()
     after: str | None = None
+    overlay: Mapping[str, Any] = field(default_factory=dict)
 
 
 class Engines:
@@ -83,6 +84,10 @@ class Engines:
         self.start([name])
         return self._running[name].result()
 
+    def log(self, name: str) -> str:
+        """What the job's processes wrote."""
+        return (self._scratch / f"{name}.log").read_text(errors="replace")
+
     @property
     def tape(self) -> Path:
         """What the job that records wrote, and others read."""
@@ -102,6 +107,7 @@ class Engines:
             self._running[job.after].result()
         root = self._place(job.variant)
         overlay = {"engram_dir": str(root / "engram-src"), "engram_store": job.store}
+        overlay |= job.overlay
         engine = {
             **self._common,
             **job.options,

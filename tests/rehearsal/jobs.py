@@ -141,6 +141,19 @@ JOBS: Mapping[str, Job] = {
         options=speculative(5),
         steps=(generate("alone", TEXTS, 36), METRICS),
     ),
+    # Our worker class, which the launcher names; memory given back whatever there is.
+    "cared": Job(
+        options={
+            **EXACT,
+            "max_num_batched_tokens": 128,
+            "worker_cls": "spark_overlay.memory.worker.SparkWorker",
+        },
+        overlay={"memory_release_tokens": 256, "memory_release_below_gib": 0},
+        steps=(
+            generate("alone", [LONG], SHORT),
+            generate("prompt", [prompt(320)], SHORT),
+        ),
+    ),
     # Every lesson as a user asks it, with the replay that the real pair serves with.
     "lessons": Job(variant="taught", steps=({"do": "lessons", "name": "said"},)),
     "pair": Job(

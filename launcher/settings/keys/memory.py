@@ -16,8 +16,8 @@ KEYS = (
         "memory",
         "flag",
         "1",
-        "drop the weights' page cache after loading",
-        "10",
+        "drop page cache before a start (where sudo asks for no password), and the weights' own"
+        " while they are read",
     ),
     Setting(
         "DSV41_PREFILL_EMPTY_CACHE_TOKENS",
@@ -25,17 +25,15 @@ KEYS = (
         "integer",
         "8192",
         "prompt length from which memory is released between chunks",
-        "10",
-        (1, 1048576),
+        limits=(1, 1048576),
     ),
     Setting(
         "DSV41_PREFILL_EMPTY_CACHE_MEMAVAIL_GIB",
         "memory",
         "decimal",
         "2.5",
-        "… and only below this much MemAvailable",
-        "10",
-        (0, 1024),
+        "… and only below this much MemAvailable; 0: always, which costs a fifth of the speed",
+        limits=(0, 1024),
     ),
     Setting(
         "DSV41_PREFILL_END_EMPTY_CACHE",
@@ -43,7 +41,6 @@ KEYS = (
         "flag",
         "0",
         "release once when a prompt is done",
-        "10",
     ),
     Setting(
         "GLM53_INDEXER_WORKSPACE",
@@ -51,7 +48,6 @@ KEYS = (
         "choice",
         "stock",
         "indexer workspace: stock as vLLM, rightsize by MAX_NUM_SEQS",
-        "10",
         choices=("stock", "rightsize"),
         empty_is_default=False,
     ),
@@ -60,9 +56,9 @@ KEYS = (
         "memory",
         "optional integer",
         "",
-        "rows of the indexer workspace in MAX_MODEL_LEN; vLLM's own is 40",
-        "10",
-        (1, 40),
+        "rows of the indexer workspace in MAX_MODEL_LEN, above GLM53_INDEXER_WORKSPACE; vLLM's own"
+        " is 40",
+        limits=(1, 40),
     ),
     Setting(
         "VLLM_SPARSE_INDEXER_MAX_LOGITS_MB",
@@ -73,7 +69,11 @@ KEYS = (
         limits=(1, 65536),
     ),
     Setting(
-        "DSV41_MEM_GUARD", "memory", "flag", "0", "stop our own server when memory runs out", "10"
+        "DSV41_MEM_GUARD",
+        "memory",
+        "flag",
+        "0",
+        "a guard on each node that stops the server when memory runs out and the server took it",
     ),
     Setting(
         "DSV41_MEM_GUARD_GIB",
@@ -81,7 +81,21 @@ KEYS = (
         "decimal",
         "1.5",
         "… below this much MemAvailable",
-        "10",
-        (0, 1024),
+        limits=(0, 1024),
+    ),
+    Setting(
+        "DSV41_MEM_GUARD_SAMPLES",
+        "memory",
+        "integer",
+        "2",
+        "… in so many looks, one a second",
+        limits=(1, 600),
+    ),
+    Setting(
+        "DSV41_MEM_GUARD_ANY",
+        "memory",
+        "flag",
+        "0",
+        "… whoever took it",
     ),
 )

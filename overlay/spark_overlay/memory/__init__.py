@@ -1,0 +1,1 @@
+"""What the server does about unified memory: gauge lines, page cache, release, workspaces."""

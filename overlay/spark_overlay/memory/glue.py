@@ -1,0 +1,53 @@
+"""The memory hooks of vLLM's loader and indexer (see hooks.py); each asks the settings itself."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+from vllm.config import get_current_vllm_config
+from vllm.model_executor.model_loader import default_loader
+from vllm.v1.attention.backends.mla import indexer
+
+from spark_overlay.headers import read_header
+from spark_overlay.memory import pagecache
+from spark_overlay.settings import overlay_settings
+
+STOCK_ITERATOR = default_loader.safetensors_weights_iterator
+STOCK_SIZE = indexer.get_max_prefill_buffer_size
+
+
+def safetensors_weights_iterator(
+    hf_weights_files: list[str],
+    use_tqdm_on_load: bool,
+    safetensors_load_strategy: str | None = None,
+    local_expert_ids: set[int] | None = None,
+    **more: Any,
+) -> Iterator[tuple[str, Tensor]]:
+    """vLLM's, with the page cache of each file dropped behind the reader."""
+    given = (hf_weights_files, use_tqdm_on_load, safetensors_load_strategy, local_expert_ids)
+    if not overlay_settings(get_current_vllm_config()).memory_drop_page_cache:
+        found: Iterator[tuple[str, Tensor]] = STOCK_ITERATOR(*given, **more)
+        return found
+    return pagecache.iterator(STOCK_ITERATOR, _names, *given, **more)
+
+
+def _names(path: Path) -> list[str]:
+    return list(read_header(path))
+
+
+def get_max_prefill_buffer_size(vllm_config: Any) -> int:
+    """Rows (132 bytes each, before compression) of the indexer's prefill workspace.
+
+    vLLM takes 40 prompts of full length. One is enough for any request; the builder cuts what does
+    not fit at once into more pieces.
+    """
+    stock = int(STOCK_SIZE(vllm_config))
+    factor = overlay_settings(vllm_config).indexer_prefill_factor
+    return (
+        stock
+        if factor is None
+        else min(stock, int(vllm_config.model_config.max_model_len) * factor)
+    )
