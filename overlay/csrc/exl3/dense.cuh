@@ -1,0 +1,129 @@
+/* Dense group: shards of one launch, found by a prefix table in the kernel's parameters. */
+#pragma once
+
+#include "engine.cuh"
+
+namespace exl3 {
+
+struct DenseShard {
+    const __nv_bfloat16 *x;
+    const char *trellis;
+    const __half *suh;
+    const __half *svh;
+    const __half *bias;
+    void *y;
+    int64_t x_stride, y_stride;
+    int64_t partial; /* floats into scratch */
+    int32_t counter; /* of the shard's first counter */
+    int32_t first;   /* CTA */
+    int32_t blocks;  /* in / 128 */
+    int32_t width;   /* out / 128 */
+    int32_t chunks;
+    int32_t groups;
+    int32_t kblocks;
+    int32_t splits;
+    int16_t k2;
+    int8_t codebook;
+    int8_t fp32;
+};
+
+struct DenseLaunch {
+    DenseShard shard[16];
+    float *scratch;
+    int *counters;
+    int32_t count;
+    int32_t rows;
+    int32_t passes;
+    int32_t warps;
+    int32_t ring_words; /* of a warp */
+};
+
+/* Grid [CTAs of all shards, passes of 8 * NB rows]. */
+template <int NB>
+__global__ void __launch_bounds__(32 * MAX_WARPS, 2) dense_kernel(const __grid_constant__ DenseLaunch p) {
+    extern __shared__ __align__(16) uint32_t shared[];
+    __shared__ int flag;
+    const int warp = threadIdx.x >> 5, lane = threadIdx.x & 31;
+    int index = 0;
+    while (index + 1 < p.count && static_cast<int>(blockIdx.x) >= p.shard[index + 1].first) ++index;
+    const DenseShard &s = p.shard[index];
+    const int item = static_cast<int>(blockIdx.x) - s.first;
+    const int split = item / s.groups, group = item - split * s.groups;
+    const int pass = static_cast<int>(blockIdx.y), base = pass * 8 * NB;
+    const int rows = min(8 * NB, p.rows - base);
+
+    /* This warp: one chunk, a part of the CTA's k-tiles. */
+    const int block0 = split * s.kblocks, blocks = min(s.kblocks, s.blocks - block0);
+    const int here = min(s.chunks, s.width - group * s.chunks);
+    const int lanes = p.warps / here, share = warp / here, column = warp - share * here;
+    const int chunk = group * s.chunks + column;
+    const bool works = share < lanes;
+    const int tile0 = works ? 2 * (4 * blocks * share / lanes) : 0;
+    const int tile1 = works ? 2 * (4 * blocks * (share + 1) / lanes) : 0;
+    const int k2 = s.k2;
+    uint32_t *const x = shared + p.warps * p.ring_words;
+    Stream stream;
+    stream.stride = static_cast<int64_t>(s.width) * 128 * k2;
+    stream.from = s.trellis + (8 * block0 + tile0) * stream.stride + static_cast<int64_t>(chunk) * 128 * k2;
+    stream.count = tile1 - tile0;
+    stream.ring = shared + warp * p.ring_words;
+    stream.x = x + tile0 * 32 * NB * 2;
+    Sums<NB> sums = {};
+#define EXL3_START(K2) stream_start<K2>(stream, k2, lane)
+    EXL3_FOR_RATE(k2, s.codebook, EXL3_START)
+#undef EXL3_START
+    {
+        const __nv_bfloat16 *from[NB];
+#pragma unroll
+        for (int nb = 0; nb < NB; ++nb) {
+            const int row = 8 * nb + (lane >> 2);
+            from[nb] = row < rows ? s.x + (base + row) * s.x_stride + 128 * block0 : nullptr;
+        }
+        for (int block = warp; block < blocks; block += p.warps)
+            rotate_block<NB>(from, 128 * block, s.suh + 128 * (block0 + block), lane,
+                             x + block * (block_bytes(NB) / 4));
+    }
+    __syncthreads();
+#define EXL3_RUN(K2) stream_run<K2, NB>(stream, k2, s.codebook, lane, sums)
+    EXL3_FOR_RATE(k2, s.codebook, EXL3_RUN)
+#undef EXL3_RUN
+
+    float *const red = reinterpret_cast<float *>(shared);
+    /* Partial rows: [pass][chunk][split][8 * NB][128]. */
+    float *const partial = p.scratch + s.partial;
+    const auto partial_at = [&](int c, int r) {
+        return partial + (((static_cast<int64_t>(pass) * s.width + c) * s.splits) * 8 * NB + r) * CHUNK;
+    };
+    const auto put = [&](float4 v, int c, int row) {
+        v = finish(v, s.svh + c * CHUNK, lane);
+        if (s.bias) {
+            const __half2 *b = reinterpret_cast<const __half2 *>(s.bias + c * CHUNK + 4 * lane);
+            const float2 b0 = __half22float2(b[0]), b1 = __half22float2(b[1]);
+            v.x += b0.x, v.y += b0.y, v.z += b1.x, v.w += b1.y;
+        }
+        store_four(s.y, (base + row) * s.y_stride + c * CHUNK + 4 * lane, s.fp32, v);
+    };
+#pragma unroll
+    for (int nb = 0; nb < NB; ++nb) {
+        __syncthreads();
+        if (works) put_sums<NB>(sums, nb, red + warp * RED_WARP, lane);
+        __syncthreads();
+        const int some = min(8, rows - 8 * nb);
+        for (int task = warp; task < some * here; task += p.warps) {
+            const int row = task / here, c = task - row * here;
+            const float4 v = take_sums(red, c, here, lanes, row, lane);
+            if (s.splits == 1)
+                put(v, group * s.chunks + c, 8 * nb + row);
+            else
+                __stcg(reinterpret_cast<float4 *>(partial_at(group * s.chunks + c, split * 8 * NB + 8 * nb + row)) + lane, v);
+        }
+    }
+    if (s.splits == 1) return;
+    if (!arrive(p.counters + s.counter + pass * s.groups + group, s.splits, &flag)) return;
+    for (int task = warp; task < rows * here; task += p.warps) {
+        const int row = task / here, c = group * s.chunks + task - row * here;
+        put(sum_partials(partial_at(c, row), 8 * NB * CHUNK, s.splits, lane), c, row);
+    }
+}
+
+} // namespace exl3

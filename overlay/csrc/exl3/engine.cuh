@@ -1,0 +1,367 @@
+/* What the dense and the expert kernels share: rotation of inputs, the weight stream of a warp,
+ * sums over a CTA's warps, rotation of outputs.
+ *
+ * For GB10 as for larger chips: two CTAs of eight warps per SM (at most 128 registers), each warp
+ * with two or more stages in flight (K = 3: 2 CTAs * 8 warps * 2 stages * 1536 B = 48 KB per
+ * SM; 8 KB are needed to cover its memory's latency), shared memory under 99 KB per CTA.
+ */
+#pragma once
+
+#include "decode.cuh"
+
+namespace exl3 {
+
+constexpr int MAX_WARPS = 8;
+constexpr int CHUNK = 128;
+constexpr int RED_STRIDE = CHUNK + 4; /* floats: rows of a warp's sums, free of bank conflicts */
+constexpr int RED_WARP = 8 * RED_STRIDE;
+
+/* H128 / sqrt(128) of the inputs is left at 1/8 of the +-1 matrix and that of the outputs at 1: what
+ * is missing of both, 8 / 128, is applied to the outputs. */
+constexpr float OUTPUT_SCALE = 0.0625f;
+
+/* k-tiles a stage, stages of a warp's ring. Two k-tiles a turn of the loop where that fits twice into
+ * a small SM: every instruction besides decoding is then shared by 128 weights a lane. */
+__host__ __device__ constexpr int tiles_of(int k2) { return k2 == 4 || k2 == 6 || k2 == 8 ? 2 : 1; }
+__host__ __device__ constexpr int stages_of(int k2) { return tiles_of(k2) == 1 && k2 <= 12 ? 4 : 3; }
+__host__ __device__ constexpr int ring_bytes(int k2) { return stages_of(k2) * tiles_of(k2) * 128 * k2; }
+/* Rotated rows of one k-block as operands: [k-tile 8][lane 32][NB][2] words. */
+__host__ __device__ constexpr int block_bytes(int nb) { return 8 * 32 * nb * 8; }
+
+/* ---- input rotation ------------------------------------------------------------------------ */
+
+/* H16 / 8 as operand B: inputs in the order in which a lane loads them (four neighbours), outputs
+ * in two halves of eight. */
+struct Hadamard16 {
+    uint32_t b[2][2]; /* [half][register] */
+    __device__ explicit Hadamard16(int lane) {
+        const int q = lane & 3, n = lane >> 2;
+        for (int half = 0; half < 2; ++half)
+            for (int reg = 0; reg < 2; ++reg) {
+                const int lo = 4 * q + 2 * reg, out = 8 * half + n;
+                const uint32_t first = 0x3000u | (__popc(lo & out) & 1) << 15;
+                const uint32_t second = 0x3000u | (__popc((lo + 1) & out) & 1) << 15;
+                b[half][reg] = first | second << 16;
+            }
+    }
+};
+
+/* Four bf16 times four fp16, as two fp16 pairs. */
+__device__ __forceinline__ void scale_four(uint2 x, uint2 scale, uint32_t &a, uint32_t &b) {
+    const float2 s0 = __half22float2(*reinterpret_cast<const __half2 *>(&scale.x));
+    const float2 s1 = __half22float2(*reinterpret_cast<const __half2 *>(&scale.y));
+    a = pack_half(__uint_as_float(x.x << 16) * s0.x, __uint_as_float(x.x & 0xffff0000u) * s0.y);
+    b = pack_half(__uint_as_float(x.y << 16) * s1.x, __uint_as_float(x.y & 0xffff0000u) * s1.y);
+}
+
+/* One k-block of up to 8 * NB rows, H(x * suh) as operands in `out` (block_bytes(NB)). `rows` are
+ * the lane's rows (lane / 4, and that + 8) at the block's first element, NULL for rows that are not
+ * there: those are zero. */
+template <int NB>
+__device__ __forceinline__ void rotate_block(const __nv_bfloat16 *const (&rows)[NB], int64_t offset,
+                                             const __half *suh, int lane, uint32_t *out) {
+    const Hadamard16 had(lane);
+    const int q = lane & 3;
+    uint32_t a[8][4];
+#pragma unroll
+    for (int hi = 0; hi < 8; ++hi) {
+        const uint2 scale = __ldg(reinterpret_cast<const uint2 *>(suh + 16 * hi + 4 * q));
+#pragma unroll
+        for (int nb = 0; nb < 2; ++nb) {
+            uint2 x = make_uint2(0u, 0u);
+            if (nb < NB && rows[nb % NB])
+                x = *reinterpret_cast<const uint2 *>(rows[nb % NB] + offset + 16 * hi + 4 * q);
+            if (nb < NB)
+                scale_four(x, scale, a[hi][nb], a[hi][nb + 2]);
+            else
+                a[hi][nb] = a[hi][nb + 2] = 0u;
+        }
+    }
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+        float d[8][4];
+#pragma unroll
+        for (int hi = 0; hi < 8; ++hi) {
+            d[hi][0] = d[hi][1] = d[hi][2] = d[hi][3] = 0.0f;
+            mma(d[hi], a[hi], had.b[half][0], had.b[half][1]);
+        }
+#pragma unroll
+        for (int step = 1; step < 8; step *= 2)
+#pragma unroll
+            for (int hi = 0; hi < 8; ++hi)
+                if (!(hi & step))
+#pragma unroll
+                    for (int i = 0; i < 2 * NB; ++i) {
+                        const float u = d[hi][i], v = d[hi + step][i];
+                        d[hi][i] = u + v;
+                        d[hi + step][i] = u - v;
+                    }
+#pragma unroll
+        for (int hi = 0; hi < 8; ++hi)
+#pragma unroll
+            for (int nb = 0; nb < NB; ++nb)
+                out[((hi * 32 + lane) * NB + nb) * 2 + half] =
+                    pack_half(d[hi][2 * nb], d[hi][2 * nb + 1]);
+    }
+}
+
+/* ---- weight stream --------------------------------------------------------------------------- */
+
+/* What one warp streams: `count` k-tiles (an even number) of one chunk. */
+struct Stream {
+    const char *from;   /* the first k-tile's 128 * k2 bytes of this chunk */
+    int64_t stride;     /* bytes to the next k-tile */
+    int count;
+    uint32_t *ring;     /* ring_bytes(k2) */
+    const uint32_t *x;  /* the first k-tile's operands (shared memory) */
+};
+
+template <int NB>
+struct Sums {
+    float d[8][NB][4]; /* [tile of 16 outputs][8 rows][operand order] */
+    float s0[NB][4];   /* sums of the inputs */
+};
+
+/* Where a lane copies from: its pieces of 16 bytes of a stage, numbered through the stage's k-tiles. */
+template <int K2>
+struct Source {
+    static constexpr int PIECES = 8 * K2;        /* of a k-tile */
+    static constexpr bool STRADDLES = tiles_of(K2) == 2 && PIECES % 32 != 0;
+    const char *first, *second, *both;
+    __device__ __forceinline__ Source(const char *from, int64_t stride, int lane)
+        : first(from + 16 * lane), second(from + stride + 16 * (lane - PIECES)),
+          both(lane < PIECES % 32 ? first : second) {}
+    __device__ __forceinline__ void advance(int64_t by) {
+        first += by;
+        if (tiles_of(K2) == 2) second += by;
+        if (STRADDLES) both += by;
+    }
+    __device__ __forceinline__ void copy(uint32_t to, int lane) const {
+#pragma unroll
+        for (int i = 0; i < tiles_of(K2) * PIECES; i += 32) {
+            const char *from = i + 32 <= PIECES ? first : i >= PIECES ? second : STRADDLES ? both : first;
+            if (i + 32 <= tiles_of(K2) * PIECES || lane < tiles_of(K2) * PIECES - i)
+                copy_async(to + 16u * i, from + 16 * i);
+        }
+    }
+};
+
+/* Any rate: one k-tile a stage. */
+template <>
+struct Source<0> {
+    const char *first;
+    __device__ __forceinline__ Source(const char *from, int64_t, int lane) : first(from + 16 * lane) {}
+    __device__ __forceinline__ void advance(int64_t by) { first += by; }
+    __device__ __forceinline__ void copy(uint32_t to, int lane, int k2) const {
+        for (int i = 0; i < 8 * k2 - lane; i += 32) copy_async(to + 16u * i, first + 16 * i);
+    }
+};
+
+template <int K2>
+__device__ __forceinline__ void copy_stage(const Source<K2> &source, uint32_t to, int k2, int lane) {
+    if constexpr (K2 != 0)
+        source.copy(to, lane);
+    else
+        source.copy(to, lane, k2);
+}
+
+template <int K2>
+struct Shape {
+    static constexpr int TILES = K2 ? tiles_of(K2) : 1;
+    static constexpr int STAGES = K2 ? stages_of(K2) : 3;
+};
+
+/* Starts a warp's first stages; the caller may do other work before stream_run. */
+template <int K2>
+__device__ __forceinline__ void stream_start(const Stream &s, int k2, int lane) {
+    using S = Shape<K2>;
+    const uint32_t bytes = S::TILES * 128u * static_cast<uint32_t>(K2 ? K2 : k2);
+    const uint32_t ring = shared_address(s.ring) + 16u * lane;
+    Source<K2> source(s.from, s.stride, lane);
+#pragma unroll
+    for (int i = 0; i < S::STAGES - 1; ++i) {
+        if (i * S::TILES < s.count) copy_stage<K2>(source, ring + i * bytes, k2, lane);
+        copy_commit();
+        source.advance(S::TILES * s.stride);
+    }
+}
+
+template <int K2, int NB>
+__device__ __forceinline__ void stream_run(const Stream &s, int k2, int codebook, int lane,
+                                           Sums<NB> &sums) {
+    using S = Shape<K2>;
+    constexpr int AHEAD = (S::STAGES - 1) * S::TILES;
+    const int bytes = S::TILES * 128 * (K2 ? K2 : k2);
+    const uint32_t ring = shared_address(s.ring) + 16u * lane;
+    Source<K2> source(s.from + AHEAD * s.stride, s.stride, lane);
+    const uint32_t *x = s.x + lane * NB * 2;
+    const uint32_t ones[4] = {0x3C003C00u, 0x3C003C00u, 0x3C003C00u, 0x3C003C00u};
+    int read = 0, write = (S::STAGES - 1) * bytes;
+    const Window<K2 ? K2 : 4> window(lane);
+#pragma unroll 1
+    for (int left = s.count; left > 0; left -= S::TILES) {
+        copy_wait<S::STAGES - 2>();
+        __syncwarp(); /* this stage has landed for all lanes, and all have left the one before */
+        if (left > AHEAD) copy_stage<K2>(source, ring + write, k2, lane);
+        copy_commit();
+        source.advance(S::TILES * s.stride);
+        write = write + bytes == S::STAGES * bytes ? 0 : write + bytes;
+        const char *stage = reinterpret_cast<const char *>(s.ring) + read;
+        read = read + bytes == S::STAGES * bytes ? 0 : read + bytes;
+        const char *at[window.WORDS];
+#pragma unroll
+        for (int i = 0; i < window.WORDS; ++i) at[i] = stage + window.at[i];
+#pragma unroll
+        for (int turn = 0; turn < S::TILES; ++turn) {
+            uint32_t b[NB][2];
+            if constexpr (NB == 1) {
+                const uint2 v = *reinterpret_cast<const uint2 *>(x + turn * 32 * NB * 2);
+                b[0][0] = v.x, b[0][1] = v.y;
+            } else {
+                const uint4 v = *reinterpret_cast<const uint4 *>(x + turn * 32 * NB * 2);
+                b[0][0] = v.x, b[0][1] = v.y, b[NB - 1][0] = v.z, b[NB - 1][1] = v.w;
+            }
+            if constexpr (K2 != 0) {
+#pragma unroll
+                for (int tile = 0; tile < 8; ++tile) {
+                    uint32_t w[window.WORDS], st[8];
+#pragma unroll
+                    for (int i = 0; i < window.WORDS; ++i)
+                        w[i] = *reinterpret_cast<const uint32_t *>(at[i] + (8 * turn + tile) * 16 * K2);
+                    window.states(w, st);
+                    const uint32_t a[4] = {mul1_pair(st[0], st[1]), mul1_pair(st[4], st[5]),
+                                           mul1_pair(st[2], st[3]), mul1_pair(st[6], st[7])};
+#pragma unroll
+                    for (int nb = 0; nb < NB; ++nb) mma(sums.d[tile][nb], a, b[nb][0], b[nb][1]);
+                }
+#pragma unroll
+                for (int nb = 0; nb < NB; ++nb) mma(sums.s0[nb], ones, b[nb][0], b[nb][1]);
+            } else {
+#pragma unroll
+                for (int tile = 0; tile < 8; ++tile) {
+                    const uint32_t *words = reinterpret_cast<const uint32_t *>(stage) + tile * 4 * k2;
+                    const uint32_t a[4] = {any_pair(words, k2, codebook, 8 * lane),
+                                           any_pair(words, k2, codebook, 8 * lane + 4),
+                                           any_pair(words, k2, codebook, 8 * lane + 2),
+                                           any_pair(words, k2, codebook, 8 * lane + 6)};
+#pragma unroll
+                    for (int nb = 0; nb < NB; ++nb) mma(sums.d[tile][nb], a, b[nb][0], b[nb][1]);
+                }
+            }
+        }
+        x += S::TILES * 32 * NB * 2;
+    }
+    copy_wait<0>();
+    if constexpr (K2 != 0) {
+#pragma unroll
+        for (int tile = 0; tile < 8; ++tile)
+#pragma unroll
+            for (int nb = 0; nb < NB; ++nb)
+#pragma unroll
+                for (int i = 0; i < 4; ++i)
+                    sums.d[tile][nb][i] = fmaf(MUL1_SCALE, sums.d[tile][nb][i], MUL1_OFFSET * sums.s0[nb][i]);
+    }
+}
+
+/* Tuned rates of mul1 get code of their own, all else the general one. K2_CALL names the rate. */
+#define EXL3_FOR_RATE(k2, codebook, CALL)        \
+    switch ((codebook) == 0 ? (k2) : 0) {        \
+    case 4: CALL(4); break;                      \
+    case 6: CALL(6); break;                      \
+    case 8: CALL(8); break;                      \
+    case 10: CALL(10); break;                    \
+    case 12: CALL(12); break;                    \
+    case 16: CALL(16); break;                    \
+    default: CALL(0); break;                     \
+    }
+
+/* ---- sums over warps, output rotation --------------------------------------------------------- */
+
+/* A warp's sums of 8 rows to shared memory: [row 8][RED_STRIDE]. */
+template <int NB>
+__device__ __forceinline__ void put_sums(const Sums<NB> &sums, int nb, float *red, int lane) {
+    float *at = red + 2 * (lane & 3) * RED_STRIDE + (lane >> 2);
+#pragma unroll
+    for (int tile = 0; tile < 8; ++tile)
+#pragma unroll
+        for (int i = 0; i < 4; ++i)
+            at[(i & 1) * RED_STRIDE + 16 * tile + 8 * (i >> 1)] = sums.d[tile][nb][i];
+}
+
+__device__ __forceinline__ void add_four(float4 &to, const float4 &v) {
+    to.x += v.x, to.y += v.y, to.z += v.z, to.w += v.w;
+}
+
+/* Row `row` of one chunk, outputs 4 * lane.., summed over the `lanes` warps first, first + step... */
+__device__ __forceinline__ float4 take_sums(const float *red, int first, int step, int lanes, int row,
+                                            int lane) {
+    float4 total = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+    for (int i = 0; i < lanes; ++i)
+        add_four(total, *reinterpret_cast<const float4 *>(red + (first + i * step) * RED_WARP +
+                                                          row * RED_STRIDE + 4 * lane));
+    return total;
+}
+
+/* The +-1 Hadamard matrix on 128 values of a warp, four neighbours a lane. */
+__device__ __forceinline__ float4 hadamard(float4 v, int lane) {
+    const float a = v.x + v.y, b = v.x - v.y, c = v.z + v.w, d = v.z - v.w;
+    v = make_float4(a + c, b + d, a - c, b - d);
+#pragma unroll
+    for (int m = 1; m < 32; m *= 2) {
+        const float sign = lane & m ? -1.0f : 1.0f;
+        v.x = fmaf(v.x, sign, __shfl_xor_sync(~0u, v.x, m));
+        v.y = fmaf(v.y, sign, __shfl_xor_sync(~0u, v.y, m));
+        v.z = fmaf(v.z, sign, __shfl_xor_sync(~0u, v.z, m));
+        v.w = fmaf(v.w, sign, __shfl_xor_sync(~0u, v.w, m));
+    }
+    return v;
+}
+
+/* Rotated outputs times svh. */
+__device__ __forceinline__ float4 finish(float4 v, const __half *svh, int lane) {
+    v = hadamard(v, lane);
+    const uint2 s = __ldg(reinterpret_cast<const uint2 *>(svh + 4 * lane));
+    const float2 s0 = __half22float2(*reinterpret_cast<const __half2 *>(&s.x));
+    const float2 s1 = __half22float2(*reinterpret_cast<const __half2 *>(&s.y));
+    return make_float4(v.x * OUTPUT_SCALE * s0.x, v.y * OUTPUT_SCALE * s0.y,
+                       v.z * OUTPUT_SCALE * s1.x, v.w * OUTPUT_SCALE * s1.y);
+}
+
+__device__ __forceinline__ void store_four(void *y, int64_t at, int fp32, float4 v) {
+    if (fp32) {
+        *reinterpret_cast<float4 *>(static_cast<float *>(y) + at) = v;
+    } else {
+        const __nv_bfloat162 lo = __floats2bfloat162_rn(v.x, v.y), hi = __floats2bfloat162_rn(v.z, v.w);
+        uint2 bits;
+        bits.x = *reinterpret_cast<const uint32_t *>(&lo);
+        bits.y = *reinterpret_cast<const uint32_t *>(&hi);
+        *reinterpret_cast<uint2 *>(static_cast<__nv_bfloat16 *>(y) + at) = bits;
+    }
+}
+
+/* Sum of `count` partial rows, `stride` floats apart, in order; past L1, other CTAs wrote them. */
+__device__ __forceinline__ float4 sum_partials(const float *from, int64_t stride, int count, int lane) {
+    float4 total = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+#pragma unroll 8
+    for (int i = 0; i < count; ++i)
+        add_four(total, __ldcg(reinterpret_cast<const float4 *>(from + i * stride) + lane));
+    return total;
+}
+
+/* True in every thread of the CTA that arrives last of `expected`; the counter is zero again then.
+ * What the CTAs wrote before is visible to it. */
+__device__ __forceinline__ bool arrive(int *counter, int expected, int *flag) {
+    __threadfence();
+    __syncthreads();
+    if (threadIdx.x == 0) {
+        const int before = atomicAdd(counter, 1);
+        *flag = before == expected - 1;
+        if (*flag) *counter = 0;
+    }
+    __syncthreads();
+    const bool last = *flag != 0;
+    if (last) __threadfence();
+    return last;
+}
+
+} // namespace exl3
