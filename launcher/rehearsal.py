@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import shutil
+import sys
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 
 from launcher.app import REHEARSAL, App
 from launcher.deployment import Deployment, Place, Role, Site, deploy
@@ -16,10 +17,11 @@ from launcher.packing.run import Job
 from launcher.record import Record
 from launcher.settings.rehearsal import PROFILE
 from launcher.settings.values import Settings
-from launcher.steps.base import Context, Step
+from launcher.steps.base import ROLES, Context, Step
 from launcher.steps.check import Check
 from launcher.steps.checkpoint import MANIFEST, Checkpoint
 from launcher.steps.engine import Engine
+from launcher.steps.guard import MemoryGuard, Post
 from launcher.steps.launch import Launch
 from launcher.steps.overlay import Overlay
 from launcher.steps.preflight import Preflight
@@ -47,6 +49,7 @@ def build(app: App, settings: Settings, record: Record) -> tuple[Context, Sequen
         Checkpoint(python=python, folder=folder, package=overlay / "spark_overlay"),
         Launch(sources=overlay / "spark_overlay"),
         Watcher(),
+        *([MemoryGuard(posts=posts)] if settings.flag("DSV41_MEM_GUARD") else []),
         Ready(),
         Check(),
     ]
@@ -77,6 +80,16 @@ def packers(app: App, settings: Settings) -> Sequence[Job]:
         LocalJob(role, rank, node, python, folder / "engram-src", folder / PACKED)
         for role, rank in RANKS.items()
     ]
+
+
+def posts(ctx: Context) -> dict[str, Post]:
+    """Where the guards of the ranks stand; each guards a rank's first process and all below it."""
+    folder = PurePosixPath(ctx.logs) / "memguard"
+    pids = {role: ctx.runtime.inspect(role).pid for role in ROLES}
+    return {
+        role: Post(ctx.node, folder, ("--pid", str(pid)), sys.executable)
+        for role, pid in pids.items()
+    }
 
 
 def without_compiler(

@@ -127,6 +127,14 @@ def test_a_mount_is_never_taken_for_a_volumes_name(source: str) -> None:
         Mount(source, "/model")
 
 
+def test_no_core_files_whatever_the_other_limits(tmp_path: Path) -> None:
+    """One is as large as a rank's weights."""
+    text = "CONTAINER_ULIMITS='nofile=1024'\n"
+    assert Ulimit("core", 0, 0) in made(tmp_path, dotenv=text).ulimits
+    asked = made(tmp_path, dotenv="CONTAINER_ULIMITS=core=-1\n").ulimits
+    assert asked == (Ulimit("core", -1, -1),)
+
+
 def test_ulimits_are_read_and_refused() -> None:
     assert ulimits("core=0 nofile=1024:4096") == (
         Ulimit("core", 0, 0),

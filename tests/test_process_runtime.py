@@ -92,6 +92,18 @@ def test_a_killed_rank_is_told_by_its_signal(runtime: ProcessRuntime) -> None:
     assert "signal SIGKILL" in runtime.log_path("head").read_text()
 
 
+def test_a_rank_dumps_no_core_and_is_the_kernels_first_choice(runtime: ProcessRuntime) -> None:
+    code = (
+        "import resource, time\n"
+        "print(*resource.getrlimit(resource.RLIMIT_CORE),"
+        " open('/proc/self/oom_score_adj').read().strip(), flush=True)\n"
+        "time.sleep(60)"
+    )
+    runtime.start(rank(code), "one")
+    assert words(runtime, 3) == ["0", "0", "1000"]
+    runtime.stop("head", 1.0)
+
+
 def test_stop_asks_first_and_is_idempotent(runtime: ProcessRuntime) -> None:
     code = (
         "import signal, sys, time\n"

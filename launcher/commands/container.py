@@ -189,10 +189,17 @@ def container(
         mounts=tuple(mounts),
         devices=place.devices,
         gpus=place.gpus,
-        ulimits=ulimits(settings.text("CONTAINER_ULIMITS")),
+        ulimits=_no_cores(ulimits(settings.text("CONTAINER_ULIMITS"))),
         secret_file=secret_file,
         secret_env=rank.secret_env,
     )
+
+
+def _no_cores(limits: tuple[Ulimit, ...]) -> tuple[Ulimit, ...]:
+    """A core file of a rank is as large as its weights: none, unless it was asked for by name."""
+    if any(limit.name == "core" for limit in limits):
+        return limits
+    return (*limits, Ulimit("core", 0, 0))
 
 
 def container_name(settings: Settings, role: Role) -> str:

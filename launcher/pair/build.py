@@ -4,20 +4,30 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 
 from launcher.app import PAIR, App
-from launcher.commands.container import Container, NodePlace, container, place_of
+from launcher.commands.container import (
+    Container,
+    NodePlace,
+    container,
+    container_name,
+    place_of,
+)
 from launcher.deployment import Deployment, Rank, Role, deploy
 from launcher.errors import LauncherError
 from launcher.facts.base import Missing
-from launcher.pair import aftermath, look, reach
+from launcher.findings import Finding
+from launcher.nodes.base import Node
+from launcher.pair import aftermath, look, margin, reach
 from launcher.pair.preflight import PairPreflight, Sight
 from launcher.pair.site import site
+from launcher.preflight.memory import needed, per_rank
 from launcher.record import Record
 from launcher.settings.values import Settings
 from launcher.steps.base import Context, Step
 from launcher.steps.check import Check
+from launcher.steps.guard import MemoryGuard, Post
 from launcher.steps.launch import Launch
 from launcher.steps.ready import Ready
 from launcher.steps.warmup import Warmup
@@ -60,7 +70,19 @@ def build(app: App, settings: Settings, record: Record) -> tuple[Context, Sequen
         for rank in plan("0" * 12, settings.int("MASTER_PORT")).ranks:
             describe(rank)
 
-    nodes = {"head": pair.head, "worker": pair.worker}
+    nodes: dict[str, Node] = {"head": pair.head, "worker": pair.worker}
+
+    def room(ctx: Context) -> list[Finding]:
+        """The memory of both nodes when the old ranks are gone."""
+        need = needed(seen().given.margin, per_rank(seen().head))
+        drop = settings.flag("DSV41_DROP_PAGE_CACHE")
+        return margin.before_launch(nodes, need, drop, app.console)
+
+    def post(role: Role) -> Post:
+        found = seen().head if role == "head" else seen().worker
+        folder = PurePosixPath(place(settings, role, found).cache_root) / "memguard"
+        return Post(nodes[role], folder, (container_name(settings, role),))
+
     ctx = Context(
         name=PAIR,
         root=app.root,
@@ -78,12 +100,14 @@ def build(app: App, settings: Settings, record: Record) -> tuple[Context, Sequen
         settle=lambda recorded: aftermath.settle(app, recorded),
         grace=aftermath.GRACE,
     )
+    guard = MemoryGuard(posts=lambda ctx: {"head": post("head"), "worker": post("worker")})
     steps: list[Step] = [
         PairPreflight(pair=pair, sight=sight, check=check),
         # The ports were looked at from the head's own list: the container, as root, may open those
         # that this user may not.
-        Launch(needs=(), master_port=settings.int("MASTER_PORT"), check=lambda ctx: []),
+        Launch(needs=(), master_port=settings.int("MASTER_PORT"), check=room),
         Watcher(),
+        *([guard] if settings.flag("DSV41_MEM_GUARD") else []),
         Ready(poll=POLL),
         Warmup(),
         Check(),

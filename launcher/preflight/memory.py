@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from launcher.facts.base import Missing, gib
+from launcher.facts.memory import Memory
 from launcher.findings import Finding, warning
 from launcher.preflight.given import Given
 from launcher.preflight.pair import Standing
@@ -12,6 +13,7 @@ TOPIC = "memory"
 GIB = 1 << 30
 RESIDENT = int(98.9 * GIB)  # a rank of the published checkpoint, measured after loading
 FREE = 4 * GIB  # the driver takes its memory from MemFree: page cache does not come back for it
+SWAPPED = 1 << 30  # bytes; a little of what nobody uses is always out
 STALLED = 10.0  # percent of the last ten seconds that some process waited for memory
 
 
@@ -19,6 +21,11 @@ def needed(margin: float, weight_bytes_per_rank: int | None) -> int:
     """Bytes of MemAvailable a rank needs before it starts; the weights None or 0: not known."""
     weights = min(RESIDENT, weight_bytes_per_rank or RESIDENT)
     return weights + int(margin * GIB)
+
+
+def crowded(found: Memory, need: int) -> bool:
+    """Whether page cache stands where the driver will want to allocate."""
+    return found.free < min(FREE, need) and found.cached > found.free
 
 
 def per_rank(head: Survey) -> int | None:
@@ -52,13 +59,25 @@ def memory(given: Given, pair: Standing, head: Survey, worker: Survey) -> list[F
             continue  # our own rank holds it now, and is kept or ended first
         if found.available < need:
             findings.append(_short(survey, found.available, need, given.margin))
-        elif found.free < min(FREE, need) and found.cached > found.free:
+        elif crowded(found, need):
             findings.append(
                 warning(
                     f"the {survey.name} has {gib(found.free)} free beside {gib(found.cached)} of "
                     "page cache",
                     "free memory for the GPU's driver, which cannot take it from the page cache",
-                    f"on the {survey.name}: sync; echo 3 | sudo tee /proc/sys/vm/drop_caches",
+                    "nothing where DSV41_DROP_PAGE_CACHE=1 and sudo asks for no password: it is"
+                    f" dropped before the launch; else on the {survey.name}: sync; echo 3 | sudo"
+                    " tee /proc/sys/vm/drop_caches",
+                    TOPIC,
+                )
+            )
+        if (swapped := found.swap_total - found.swap_free) > SWAPPED:
+            findings.append(
+                warning(
+                    f"the {survey.name} has {gib(swapped)} swapped out",
+                    "a node that does not swap: on a GB10 that stalls the GPU, too",
+                    f"on the {survey.name}: end what is large (ps aux --sort=-rss | head), then"
+                    " sudo swapoff -a && sudo swapon -a",
                     TOPIC,
                 )
             )

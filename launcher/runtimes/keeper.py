@@ -96,6 +96,9 @@ def _start(order: Order) -> subprocess.Popen[bytes]:
         signal.pthread_sigmask(signal.SIG_SETMASK, set())
         # A core file of a rank may be as large as its weights.
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+        # Where memory is short the kernel shall end the rank first, not what works beside it.
+        with contextlib.suppress(OSError):
+            Path("/proc/self/oom_score_adj").write_text("1000")
 
     with open(order.log, "ab", buffering=0) as log:
         return subprocess.Popen(
