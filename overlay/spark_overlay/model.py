@@ -7,12 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
-from torch import Tensor
+from torch import Tensor, nn
 from vllm.config import VllmConfig, get_current_vllm_config
 from vllm.platforms import current_platform
 
 from spark_overlay import hooks
 from spark_overlay.engram.source import is_table_tensor
+from spark_overlay.exl3 import cuda
 from spark_overlay.exl3.config import Exl3Config
 from spark_overlay.exl3.loading import PackedLoader
 from spark_overlay.headers import TensorHeader
@@ -29,11 +30,18 @@ from vllm.models.deepseek_v41 import (  # noqa: E402  (after the hooks)
     DSparkDeepseekV4ForCausalLM,
 )
 
+from spark_overlay.exl3.merge import merge_shared_experts  # noqa: E402
+
 
 def packed_tensors() -> Mapping[str, TensorHeader]:
     """Headers of the checkpoint being loaded, where it is an EXL3 pack."""
     quantization = get_current_vllm_config().quant_config
     return quantization.tensors if isinstance(quantization, Exl3Config) else {}
+
+
+def _merge_experts(model: nn.Module) -> None:
+    if packed_tensors() and cuda.serves(next(model.parameters()).device):
+        merge_shared_experts(model)
 
 
 class SparkDeepseekV41(DeepseekV41ForCausalLM):
@@ -48,7 +56,9 @@ class SparkDeepseekV41(DeepseekV41ForCausalLM):
             (name, tensor) for name, tensor in loader.take(weights) if not is_table_tensor(name)
         )
         loaded: set[str] = super().load_weights(native)
-        return loaded | loader.finish()
+        loaded |= loader.finish()
+        _merge_experts(self)
+        return loaded
 
 
 class SparkDSparkDraft(DSparkDeepseekV4ForCausalLM):
@@ -60,7 +70,9 @@ class SparkDSparkDraft(DSparkDeepseekV4ForCausalLM):
     def load_weights(self, weights: Iterable[tuple[str, Tensor]]) -> set[str]:
         loader = PackedLoader(self.model, packed_tensors())
         loaded: set[str] = super().load_weights(loader.take(weights))
-        return loaded | {f"model.{name}" for name in loader.finish()}
+        loaded |= {f"model.{name}" for name in loader.finish()}
+        _merge_experts(self)
+        return loaded
 
 
 __all__ = ["SparkDSparkDraft", "SparkDeepseekV41"]

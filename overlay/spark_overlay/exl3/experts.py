@@ -11,7 +11,8 @@ from torch import Tensor, nn
 from vllm.model_executor.layers.fused_moe.fused_moe_method_base import FusedMoEMethodBase
 
 from spark_overlay.arithmetic import matmul, weight_dtype, wide
-from spark_overlay.exl3.format import Exl3FormatError, Exl3Slice
+from spark_overlay.exl3 import cuda
+from spark_overlay.exl3.format import Codebook, Exl3FormatError, Exl3Slice
 from spark_overlay.exl3.modules import Exl3Facts
 from spark_overlay.exl3.packed import PackedStack
 from spark_overlay.exl3.shares import share
@@ -36,6 +37,11 @@ class Projection(nn.Module):
             for row, expert in enumerate(members)
         }
 
+    def matrices(self) -> list[tuple[Tensor, Tensor, Tensor, Codebook]]:
+        """Every expert's packed matrix, by expert."""
+        places = (self.place[expert] for expert in range(len(self.place)))
+        return [self.stacks[slab].matrix(row) for slab, row in places]
+
     def weight(self, expert: int) -> Tensor:
         """Decoded ``[in, out]`` of one expert."""
         slab, row = self.place[expert]
@@ -46,11 +52,13 @@ class Exl3MoEMethod(FusedMoEMethodBase):
     """``sum_e w_e * down_e(silu(min(gate_e, L)) * clamp(up_e, -L, L))`` over each token's experts.
 
     Under tensor parallelism each rank holds a range of the intermediate channels of every expert
-    and returns its partial sum; vLLM's runner adds the ranks and the shared expert."""
+    and returns its partial sum; vLLM's runner adds the ranks, and the shared expert unless it is
+    computed in the same launches (``shared``, see merge.py)."""
 
     def __init__(self, moe: Any, experts: Mapping[str, list[Exl3Facts]]) -> None:
         super().__init__(moe)
         self.experts = experts
+        self.shared: nn.Module | None = None
 
     def maybe_roundup_sizes(
         self,
@@ -96,6 +104,19 @@ class Exl3MoEMethod(FusedMoEMethodBase):
         return False
 
     def process_weights_after_loading(self, layer: Any) -> None:
+        layer.kernels = None
+        if cuda.serves(layer.w1.stacks[0].suh.device):
+            from spark_overlay.exl3.cuda.layers import Experts
+
+            parts = [getattr(layer, name).matrices() for name in (GATE, UP, DOWN)]
+            if self.shared is not None:
+                gate, up = self.shared.gate_up_proj.exl3
+                for part, stack in zip(parts, (gate, up, *self.shared.down_proj.exl3), strict=True):
+                    part.append(stack.matrix(0))
+            layer.kernels = Experts(
+                *parts, limit=layer.swiglu_limit, shared=self.shared is not None
+            )
+            return
         for name in (GATE, UP, DOWN):
             for stack in getattr(layer, name).stacks:
                 stack.prepare(weight_dtype(stack.suh.device, torch.bfloat16))
@@ -110,6 +131,8 @@ class Exl3MoEMethod(FusedMoEMethodBase):
         shared_experts_input: Tensor | None,
     ) -> Tensor:
         """``x [T, H]``, ``topk_weights [T, k]`` float32, ``topk_ids [T, k]`` -> ``[T, H]``."""
+        if layer.kernels is not None:
+            return layer.kernels(x, topk_ids, topk_weights)
         limit = layer.swiglu_limit
         out = torch.zeros(x.shape, dtype=torch.float32, device=x.device)
         for expert in topk_ids.unique().tolist():

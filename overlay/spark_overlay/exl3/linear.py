@@ -12,6 +12,7 @@ from vllm.model_executor.layers.linear import LinearMethodBase
 from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead
 
 from spark_overlay.arithmetic import einsum, matmul, weight_dtype
+from spark_overlay.exl3 import cuda
 from spark_overlay.exl3.format import Exl3FormatError, Exl3Slice
 from spark_overlay.exl3.modules import Exl3Facts
 from spark_overlay.exl3.packed import PackedStack
@@ -75,8 +76,15 @@ class Exl3LinearMethod(LinearMethodBase):
         return part
 
     def process_weights_after_loading(self, layer: nn.Module) -> None:
+        device = layer.exl3[0].suh.device
+        layer.kernels = None
+        if cuda.serves(device):
+            from spark_overlay.exl3.cuda.layers import Group
+
+            layer.kernels = Group([stack.matrix(0) for stack in layer.exl3])
+            return
         for stack in layer.exl3:
-            stack.prepare(weight_dtype(stack.suh.device, torch.bfloat16))
+            stack.prepare(weight_dtype(device, torch.bfloat16))
 
     def apply(self, layer: nn.Module, x: Tensor, bias: Tensor | None = None) -> Tensor:
         y = self.project(layer, x, x.dtype)
@@ -84,6 +92,8 @@ class Exl3LinearMethod(LinearMethodBase):
 
     def project(self, layer: nn.Module, x: Tensor, dtype: torch.dtype) -> Tensor:
         """``x [..., in]`` -> ``[..., out]`` of ``dtype``, shards side by side."""
+        if layer.kernels is not None:
+            return layer.kernels([x.flatten(0, -2)], dtype).unflatten(0, x.shape[:-1])
         parts = [matmul(x, stack.dense[0], dtype) for stack in layer.exl3]
         return parts[0] if len(parts) == 1 else torch.cat(parts, -1)
 
@@ -116,6 +126,8 @@ class Exl3GroupedLinearMethod(Exl3LinearMethod):
 
     def project(self, layer: nn.Module, x: Tensor, dtype: torch.dtype) -> Tensor:
         """``x [T, groups, in]`` -> ``[T, groups * rank]``, each group by its own matrix."""
+        if layer.kernels is not None:
+            return layer.kernels(list(x.unbind(1)), dtype)
         return torch.cat(
             [matmul(x[:, g], stack.dense[0], dtype) for g, stack in enumerate(layer.exl3)], -1
         )

@@ -7,7 +7,13 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from spark_overlay.exl3.format import Exl3FormatError, Exl3Slice, check_marker, signs_from_bits
+from spark_overlay.exl3.format import (
+    Codebook,
+    Exl3FormatError,
+    Exl3Slice,
+    check_marker,
+    signs_from_bits,
+)
 from spark_overlay.exl3.modules import Exl3Facts
 from spark_overlay.exl3.reference import dequantize_torch
 
@@ -72,6 +78,12 @@ class PackedStack(nn.Module):
     def missing(self) -> list[str]:
         """Tensors that were announced and never came."""
         return [f"{key}.{leaf}" for key, sides in self._sides.items() for leaf in sorted(sides)]
+
+    def matrix(self, index: int) -> tuple[Tensor, Tensor, Tensor, Codebook]:
+        """Trellis, suh, svh and codebook of one matrix, as kernels take it; views."""
+        parts = (self.trellis.data, self.suh.data, self.svh.data)
+        trellis, suh, svh = (part[index] for part in parts)
+        return trellis, suh, svh, self.codebook
 
     def prepare(self, dtype: torch.dtype) -> None:
         """Decode every matrix once (the torch path; kernels read the packed form)."""
