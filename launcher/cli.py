@@ -35,6 +35,7 @@ VERBS: Mapping[str, tuple[str, Callable[[App, argparse.Namespace], int] | None]]
     "pack": ("write each rank's Engram rows into files that are read faster", verbs.pack),
     "status": ("how the deployment stands: 0 serving, 4 starting, 3 half up, 1 down", verbs.status),
     "smoke": ("try a running server: chat, tools, Responses, Messages, many at once", verbs.smoke),
+    "soak": ("one prompt of full length while both nodes' memory is watched", verbs.soak),
     "logs": ("follow the log of a rank; Ctrl-C only detaches", verbs.logs),
     "restart": ("check the settings, then stop and start the deployment", verbs.restart),
     "stop": ("end both ranks", verbs.stop),
@@ -182,6 +183,10 @@ def parser(verb: str) -> argparse.ArgumentParser:
             "--timeout", type=_seconds, default=TIMEOUT, metavar="SECONDS",
             help="for each request (%(default)g)",
         )  # fmt: skip
+    if verb == "soak":
+        from launcher.soak import verb as soaking
+
+        soaking.add_arguments(made)
     if verb == "logs":
         made.add_argument("role", nargs="?", choices=("head", "worker"), default="head")
         made.add_argument("-n", dest="lines", type=_count, default=100, help="lines to begin with")
@@ -210,7 +215,7 @@ def _say_interrupted(app: App, verb: str) -> None:
     """What runs on, and the next command."""
     if verb == "logs":
         return
-    if verb == "smoke":
+    if verb in ("smoke", "soak"):
         app.console.warn("broken off; it only asked, so nothing of the server has changed")
         return
     if verb == "pack":

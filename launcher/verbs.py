@@ -147,6 +147,12 @@ def smoke(app: App, args: argparse.Namespace) -> int:
     return 1
 
 
+def soak(app: App, args: argparse.Namespace) -> int:
+    from launcher.soak import verb
+
+    return verb.soak(app, args)
+
+
 def logs(app: App, args: argparse.Namespace) -> int:
     runtime = app.runtime(app.recorded_name())
     if runtime.inspect(args.role).state == "absent" and not runtime.log_path(args.role).exists():

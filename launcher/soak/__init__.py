@@ -1,0 +1,1 @@
+"""``./start.sh soak``: one long prompt while both nodes' memory is sampled."""
