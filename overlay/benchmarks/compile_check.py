@@ -138,7 +138,7 @@ def compile_one(nvcc: Path, file: Path, arch: str) -> list[Kernel]:
     with tempfile.TemporaryDirectory() as folder:
         argv = [str(nvcc), *build_cuda.FLAGS, *build_cuda.code_for(arch), "-cubin", "-Xptxas=-v"]
         argv += ["--keep", "--keep-dir", folder, "-o", f"{folder}/out.cubin", str(file)]
-        said = build_cuda._run(argv)
+        said = build_cuda.run(argv)
         (ptx,) = Path(folder).glob("*.ptx")
         by_ptx = read_ptx(ptx.read_text())
     by_ptxas = read_ptxas(said)

@@ -1,34 +1,38 @@
 #!/usr/bin/env python3
-"""Builds the CUDA code: ``python3 overlay/csrc/build_cuda.py OUT.so [--arch 90a,121a]``.
+"""Builds the CUDA code: ``python3 overlay/csrc/build_cuda.py OUT.so [--arch 121a]``.
 
-Like ``build.py``'s library it has a C interface for ctypes, and it links CUDA's runtime statically:
-it depends on no Python and no torch, only on the driver, so one build serves every interpreter.
+A plain shared library with a C interface (exl3/api.h), CUDA's runtime inside: it depends on no
+Python and no torch. setup.py, compile_check.py and the GPU host's scripts use this file.
 """
 
 from __future__ import annotations
 
 import argparse
+import concurrent.futures
 import os
+import re
 import shlex
 import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
 EXL3 = HERE / "exl3"
-#: Translation units, the longest first.
-UNITS = ("experts_a", "experts_b", "dense", "api", "decode")
-#: What the project is built for; 89 and 120a compile as well.
-ARCHES = ("80", "86", "90a", "121a")
-FLAGS = ("-std=c++20", "-O3", "-lineinfo", "-Xcompiler=-fPIC,-fvisibility=hidden,-Wall,-Wextra")
+#: What the sources are written for, as nvcc names it: A100, the 30 series, H100/H200, GB10.
+ARCHITECTURES = ("80", "86", "90a", "121a")
+#: Others that they compile for: the 40 series, the 50 series and RTX PRO 6000.
+MORE_ARCHITECTURES = ("89", "120a")
+FLAGS = ("-std=c++20", "-O3", "-lineinfo")
+HOST_FLAGS = ("-fPIC", "-fvisibility=hidden", "-Wall", "-Wextra")
+SLOWEST = ("experts_a", "experts_b", "dense")
+#: The first toolkit that knows sm_121.
+OLDEST = (12, 9)
 NEEDED = (
-    "CUDA's compiler 13.0 or newer: a CUDA toolkit (nvcc on PATH, or CUDA_HOME), or "
-    "pip install nvidia-cuda-nvcc nvidia-nvvm nvidia-cuda-crt nvidia-cuda-runtime nvidia-cuda-cccl"
+    "CUDA's compiler, 13.0 (nvcc under CUDA_HOME or on PATH, or its wheels, which "
+    "launcher/locks/nvcc.lock pins)"
 )
 
 
@@ -36,122 +40,151 @@ class BuildError(RuntimeError):
     """What is missing or what the compiler said."""
 
 
-@dataclass(frozen=True, slots=True)
-class Compiler:
-    """An nvcc, and the folders that a toolkit from pip wheels needs to be told of."""
-
-    nvcc: Path
-    include: tuple[Path, ...] = ()
-    libraries: tuple[Path, ...] = ()
-
-    def environment(self) -> dict[str, str]:
-        """nvcc calls ptxas and others by name where it does not find them beside itself."""
-        return {**os.environ, "PATH": f"{self.nvcc.parent}{os.pathsep}{os.environ.get('PATH', '')}"}
+def sources(folder: Path = EXL3) -> list[Path]:
+    """The translation units, those that take longest first."""
+    return sorted(folder.glob("*.cu"), key=lambda p: (*SLOWEST, p.stem).index(p.stem))
 
 
-def find_compiler(environ: dict[str, str] | None = None, paths: Sequence[str] | None = None) -> Compiler:
-    """CUDA_HOME's nvcc, else the one on PATH, else /usr/local/cuda's, else the pip wheels'.
-
-    Raises BuildError.
-    """
-    env = dict(os.environ) if environ is None else environ
-    home = env.get("CUDA_HOME")
-    if home:
-        asked = Path(home) / "bin" / "nvcc"
-        if not asked.is_file():
-            raise BuildError(f"CUDA_HOME is {home}, but {asked} is not there; needed: {NEEDED}")
-        return _described(asked)
-    found = shutil.which("nvcc", path=env.get("PATH"))
-    places = [Path(found)] if found else []
-    places.append(Path("/usr/local/cuda/bin/nvcc"))
-    for entry in sys.path if paths is None else paths:
-        places += sorted(Path(entry or ".").glob("nvidia/cu*/bin/nvcc"), reverse=True)
-    for place in places:
-        if place.is_file():
-            return _described(place)
-    raise BuildError(f"no nvcc found; needed: {NEEDED}")
+def headers(folder: Path = EXL3) -> list[Path]:
+    return sorted(p for p in folder.iterdir() if p.suffix in (".h", ".cuh", ".hpp"))
 
 
-def _described(nvcc: Path) -> Compiler:
-    root = nvcc.resolve().parent.parent
-    include = root / "include"
-    # Wheels keep libcudart_static.a in lib, where nvcc does not look by itself.
-    libraries = tuple(p for p in (root / "lib64", root / "lib") if (p / "libcudart_static.a").is_file())
-    return Compiler(nvcc, (include,) if include.is_dir() else (), libraries)
+def candidates() -> Iterator[Path]:
+    """Places nvcc may lie, in the order they are tried."""
+    for name in ("CUDA_HOME", "CUDA_PATH"):
+        if os.environ.get(name):
+            yield Path(os.environ[name]) / "bin" / "nvcc"
+    if found := shutil.which("nvcc"):
+        yield Path(found)
+    for entry in sys.path:
+        yield from sorted(Path(entry or ".").glob("nvidia/cu*/bin/nvcc"), reverse=True)
+    yield Path("/usr/local/cuda/bin/nvcc")
 
 
-def present_arch() -> str:
-    """The architecture of this machine's first GPU, as nvcc writes it. Raises BuildError."""
+def compiler() -> Path:
+    """nvcc. Raises BuildError where there is none, or only one that is too old."""
+    old = []
+    for path in candidates():
+        if not path.is_file() or not os.access(path, os.X_OK):
+            continue
+        found = version(path)
+        if found >= OLDEST:
+            return path
+        old.append(f"{path} is {found[0]}.{found[1]}")
+    raise BuildError(f"{'; '.join(old) or 'no nvcc found'}; needed: {NEEDED}")
+
+
+def version(nvcc: Path) -> tuple[int, int]:
+    """(0, 0) of something that is no nvcc."""
+    asked = subprocess.run([str(nvcc), "--version"], capture_output=True, text=True)
+    found = re.search(r"release (\d+)\.(\d+)", asked.stdout)
+    return (int(found[1]), int(found[2])) if found else (0, 0)
+
+
+def present_architecture() -> str | None:
+    """Of the first GPU of this machine, None without one: "121a" where code for that GPU alone
+    is more than code for its family."""
     tool = shutil.which("nvidia-smi")
-    asked = [tool or "nvidia-smi", "--query-gpu=compute_cap", "--format=csv,noheader"]
-    if tool is not None:
-        run = subprocess.run(asked, capture_output=True, text=True)
-        lines = run.stdout.split()
-        if run.returncode == 0 and lines:
-            return arch_of(lines[0])
-    raise BuildError("no GPU found here to build for; name one: --arch 121a (GB10), 90a, 86, 80")
+    if tool is None:
+        return None
+    argv = [tool, "--query-gpu=compute_cap", "--format=csv,noheader"]
+    said = subprocess.run(argv, capture_output=True, text=True).stdout.split()
+    return architecture(said[0]) if said and re.fullmatch(r"\d+\.\d", said[0]) else None
 
 
-def arch_of(capability: str) -> str:
-    """``"12.1"`` -> ``"121a"``: from 9.0 on, code for exactly that chip."""
-    major, minor = capability.split(".")
-    return f"{major}{minor}{'a' if int(major) >= 9 else ''}"
+def architecture(capability: str) -> str:
+    """nvcc's name of a compute capability: "9.0" is "90a", "8.6" is "86"."""
+    number = capability.replace(".", "")
+    return f"{number}a" if int(number) >= 90 else number
 
 
-def compile_command(compiler: Compiler, arches: Sequence[str], unit: str, out: Path) -> list[str]:
-    """The nvcc call that compiles one translation unit for all ``arches``."""
-    codes = [f"-gencode=arch=compute_{a},code=sm_{a}" for a in arches]
-    include = [f"-I{folder}" for folder in compiler.include]
-    source = str(EXL3 / f"{unit}.cu")
-    return [str(compiler.nvcc), *FLAGS, *codes, *include, "-Xptxas=-v", "-c", source, "-o", str(out)]
+def wanted_architectures() -> list[str]:
+    """SPARK_CUDA_ARCH ("121a", "90a 121a"), else the present GPU's. Raises BuildError."""
+    asked = os.environ.get("SPARK_CUDA_ARCH", "").replace(",", " ").split()
+    wrong = [name for name in asked if not re.fullmatch(r"\d{2,3}[af]?", name)]
+    if wrong:
+        raise BuildError(f"SPARK_CUDA_ARCH has {wrong[0]!r}; an architecture is such as 90a, 121a")
+    if asked:
+        return asked
+    found = present_architecture()
+    if found is None:
+        raise BuildError(
+            "this machine shows no GPU: set SPARK_CUDA_ARCH to what the code is for (121a: GB10)"
+        )
+    return [found]
 
 
-def build(out: Path, arches: Sequence[str], compiler: Compiler | None = None, jobs: int = 0) -> str:
-    """Compile to ``out`` and return what ptxas said of every kernel.
+def code_for(arch: str) -> list[str]:
+    return ["-gencode", f"arch=compute_{arch},code=sm_{arch}"]
+
+
+def build(
+    out: Path,
+    archs: Sequence[str] = (),
+    extra: Sequence[str] = (),
+    jobs: int | None = None,
+    files: Sequence[Path] = (),
+    said: list[str] | None = None,
+) -> Path:
+    """Compile to ``out`` for ``archs`` (none: what ``wanted_architectures`` says); ``said`` takes
+    the compiler's words.
 
     The file appears whole, under its name: a process that has the old one loaded keeps it.
     Raises BuildError.
     """
-    tool = compiler or find_compiler()
-    env = tool.environment()
-
-    def run(argv: list[str]) -> str:
-        done = subprocess.run(argv, capture_output=True, text=True, env=env)
-        if done.returncode != 0:
-            raise BuildError(f"{shlex.join(argv)} failed:\n{done.stdout}{done.stderr}")
-        return done.stdout + done.stderr
-
+    archs = list(archs) or wanted_architectures()
+    nvcc = compiler()
+    files = list(files) or sources()
+    if not files:
+        raise BuildError(f"{EXL3} has no .cu file: the checkout is not whole")
     out.parent.mkdir(parents=True, exist_ok=True)
+    base = [str(nvcc), *FLAGS, *extra]
+    base += [f"-Xcompiler={','.join(HOST_FLAGS)}"]
+    base += [word for arch in archs for word in code_for(arch)]
     with tempfile.TemporaryDirectory(dir=out.parent) as folder:
-        objects = [Path(folder) / f"{unit}.o" for unit in UNITS]
+        objects = [Path(folder) / f"{file.stem}.o" for file in files]
         calls = [
-            compile_command(tool, arches, unit, made)
-            for unit, made in zip(UNITS, objects, strict=True)
+            [*base, "-c", str(file), "-o", str(made)]
+            for file, made in zip(files, objects, strict=True)
         ]
-        with ThreadPoolExecutor(jobs or os.cpu_count() or 1) as pool:
-            said = list(pool.map(run, calls))
+        workers = jobs or min(len(calls), os.cpu_count() or 1)
+        with concurrent.futures.ThreadPoolExecutor(workers) as pool:
+            words = list(pool.map(run, calls))
+        if said is not None:
+            said += words
         made_file = Path(folder) / out.name
-        libraries = [f"-L{folder}" for folder in tool.libraries]
-        link = [str(tool.nvcc), "-shared", "-cudart=static", *map(str, objects), *libraries]
-        run([*link, "-Xlinker=--exclude-libs,ALL", "-o", str(made_file)])
+        # Wheels keep libcudart_static.a in lib, where nvcc does not look by itself.
+        library = nvcc.resolve().parent.parent / "lib"
+        link = [*base, "-shared", "-cudart=static", *map(str, objects), "-o", str(made_file)]
+        run([*link, f"-L{library}", "-Xlinker=--exclude-libs,ALL"])
         os.replace(made_file, out)
-    return "".join(said)
+    return out
+
+
+def run(argv: Sequence[str]) -> str:
+    """What a call printed. Raises BuildError with it if the call failed."""
+    done = subprocess.run(argv, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    if done.returncode != 0:
+        raise BuildError(f"{shlex.join(argv)} failed:\n{done.stdout}")
+    return done.stdout
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("out", type=Path)
-    parser.add_argument("--arch", help="90a, or several: 80,86,90a,121a; default: this GPU's")
-    parser.add_argument("--jobs", type=int, default=0, help="compilers at once; default: cores")
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("out", type=Path, metavar="OUT.so")
+    parser.add_argument("--arch", default="", help="90a, or several: 80,86,90a,121a")
+    parser.add_argument("--jobs", type=int, help="compilers at once; default: cores")
     parser.add_argument("--verbose", action="store_true", help="print what ptxas says")
-    args = parser.parse_args()
-    try:
-        arches = args.arch.split(",") if args.arch else [present_arch()]
-        said = build(args.out, arches, jobs=args.jobs)
-    except BuildError as error:
-        sys.exit(str(error))
-    print(said if args.verbose else args.out)
+    given = parser.parse_args()
+    said: list[str] = []
+    extra = ["-Xptxas=-v"] if given.verbose else []
+    print(build(given.out, given.arch.replace(",", " ").split(), extra, given.jobs, said=said))
+    if given.verbose:
+        print("".join(said))
 
 
 if __name__ == "__main__":
-    main()
+    try:
+        main()
+    except BuildError as error:
+        sys.exit(str(error))
