@@ -28,6 +28,7 @@ from launcher.settings.values import Settings
 PACKER = "dsv41.packer"  # the label with the owner: for a rank's launch a packer is not in the way
 GRACE = 20.0  # seconds to end by itself: it may be waiting for the drive
 POLL = 0.5
+INSIST = 30.0  # seconds
 LOST = 120.0  # seconds without its node, after which it is given up
 
 
@@ -83,8 +84,23 @@ class ContainerJob:
             self.runtime.start(rank, launch)
             return self._follow(line, stop)
         finally:
-            # It saves the whole log, too. Where the node cannot be asked the next run does it.
-            self.runtime.stop(self.role, GRACE)
+            self._end(stop)
+
+    def _end(self, stop: threading.Event) -> None:
+        """Remove the container; the runtime saves its log. What cannot be reached is asked again:
+        Ctrl-C in a terminal ends the ssh under an open connection, too."""
+        until = self.clock() + INSIST
+        while (status := self.runtime.stop(self.role, GRACE)).state == "unreachable":
+            if self.clock() > until:
+                if stop.is_set():
+                    raise LauncherError(
+                        f"its packer could not be ended: {status.note}",
+                        "a node that answers",
+                        "nothing is lost: it goes on by itself, and the next ./start.sh pack ends"
+                        " it or finds it done",
+                    )
+                return
+            self.sleep(POLL)
 
     def _follow(self, line: Callable[[str], None], stop: threading.Event) -> Ended:
         heard = self.clock()

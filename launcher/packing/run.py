@@ -16,7 +16,7 @@ from launcher.packing.words import Plan, Progress, both, plan_of, progress, size
 from launcher.record import Record
 
 LOOK = 0.5  # seconds between two progress lines
-END = 40.0  # seconds for packers to end that were asked to
+END = 60.0  # seconds for packers to end that were asked to
 STEP = "pack"
 
 
@@ -53,6 +53,7 @@ class _Run:
     now: Progress | str = "begins"
     ended: Ended | None = None
     error: BaseException | None = None
+    over: threading.Event = field(default_factory=threading.Event)
 
 
 def pack(
@@ -104,21 +105,30 @@ def _side_by_side(
         threading.Thread(target=_work, args=(run, extra, stop, record), daemon=True) for run in runs
     ]
     since = console.now()
+    begun: list[_Run] = []
     try:
-        for thread in threads:
+        for run, thread in zip(runs, threads, strict=True):
+            begun.append(run)
             thread.start()
-        while any(thread.is_alive() for thread in threads):
-            for thread in threads:
-                thread.join(LOOK / len(threads))
+        # Not join: in Python 3.11 one that Ctrl-C interrupts takes a living thread for ended.
+        while not all(run.over.is_set() for run in runs):
+            for run in runs:
+                run.over.wait(LOOK / len(runs))
             if show:
                 console.progress(both({run.job.role: run.now for run in runs}), since)
     except BaseException:
         stop.set()
         console.warn("ending the packers; what they wrote is kept")
         until = time.monotonic() + END
-        for thread in threads:
-            if thread.ident is not None:
-                thread.join(max(0.0, until - time.monotonic()))
+        for run in begun:
+            run.over.wait(max(0.0, until - time.monotonic()))
+        for run in begun:
+            if isinstance(run.error, LauncherError):
+                console.warn(f"{run.job.role}: {run.error.found}; {run.error.do_next}")
+            elif run.error is not None:
+                console.warn(f"{run.job.role}: {type(run.error).__name__}: {run.error}")
+            elif run.ended is None:
+                console.warn(f"the {run.job.role}'s packer may run on; the next run ends it")
         raise
     return runs
 
@@ -137,6 +147,8 @@ def _work(run: _Run, extra: Sequence[str], stop: threading.Event, record: Record
     except BaseException as error:
         run.error = error
         run.now = "has failed"
+    finally:
+        run.over.set()
 
 
 def _wrong(run: _Run, again: str, record: Record) -> Finding | None:
