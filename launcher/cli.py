@@ -31,6 +31,7 @@ VERBS: Mapping[str, tuple[str, Callable[[App, argparse.Namespace], int] | None]]
     "rehearse": ("serve a tiny V4.1 from two ranks on this machine, no GPU", verbs.rehearse),
     "start": ("serve from two Sparks; the verb when none is given", verbs.start),
     "doctor": ("look at both Sparks and the link between them; changes nothing", verbs.doctor),
+    "plan": ("will it fit: memory of this pair, or of other machines", verbs.plan),
     "download": ("fetch the weights (not built yet)", verbs.download),
     "pack": ("write each rank's Engram rows into files that are read faster", verbs.pack),
     "status": ("how the deployment stands: 0 serving, 4 starting, 3 half up, 1 down", verbs.status),
@@ -43,7 +44,7 @@ VERBS: Mapping[str, tuple[str, Callable[[App, argparse.Namespace], int] | None]]
     "test": ("run the tests", None),
     "help": ("this text", None),
 }
-WITH_SETTINGS = {"rehearse", "start", "doctor", "download", "pack", "restart", "config"}
+WITH_SETTINGS = {"rehearse", "start", "doctor", "plan", "download", "pack", "restart", "config"}
 
 
 class Interrupted(KeyboardInterrupt):
@@ -132,7 +133,7 @@ def usage() -> str:
         "usage: ./start.sh [VERB] [OPTIONS]\n\n"
         f"{rows}\n\n"
         "./start.sh VERB --help shows the options of a verb. start, rehearse, pack, restart,\n"
-        "doctor and config take --set KEY=VALUE … : settings for this one run, above those of .env."
+        "doctor, plan and config take --set KEY=VALUE … : settings for this run, above .env's."
     )
 
 
@@ -167,6 +168,10 @@ def parser(verb: str) -> argparse.ArgumentParser:
             "--verify", action="store_true", help="compare every row with the shards; writes none"
         )
         made.add_argument("--rehearsal", action="store_true", help="the rehearsal's tables")
+    if verb == "plan":
+        from launcher.plan import verb as planning
+
+        planning.add_arguments(made)
     if verb == "status":
         made.add_argument("--json", action="store_true", help="all that is known, as JSON")
         made.add_argument("--probe", action="store_true", help="also generate one token")

@@ -124,6 +124,12 @@ def pack(app: App, args: argparse.Namespace) -> int:
     return 0
 
 
+def plan(app: App, args: argparse.Namespace) -> int:
+    from launcher.plan import verb  # the checkpoint's formats are for this verb only
+
+    return verb.plan(app, args)
+
+
 def status(app: App, args: argparse.Namespace) -> int:
     report = standing(app, PROBE_TIME if args.probe else None)
     if args.json:

@@ -7,9 +7,10 @@ real files, name by name; of the published pack the counts, the file size and a 
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
-from functools import cache
+from dataclasses import dataclass, replace
+from functools import cache, cached_property
 from pathlib import Path
 
 from spark_overlay.budget.names import one_expert
@@ -26,12 +27,27 @@ Sized = tuple[str, str, tuple[int, ...]]  # name, dtype, shape
 Matrix = tuple[str, int, int]  # key, inputs, outputs
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Contents:
-    """Packed linears by key, and every other tensor by name."""
+    """Packed linears by key, and every other tensor by name. Equal to itself alone, so that what
+    was counted of it can be kept."""
 
     packed: Mapping[str, Exl3Facts]
     native: Mapping[str, TensorHeader]
+
+    @cached_property
+    def kinds(self) -> Counter[Exl3Facts]:
+        """How many matrices there are of each kind. Experts of a layer differ in their number
+        alone, so equal ones are one kind, named as expert 0."""
+        kinds: Counter[Exl3Facts] = Counter()
+        known: dict[tuple[str, int, int, int], Exl3Facts] = {}
+        for key, facts in self.packed.items():
+            first = one_expert(key)
+            like = (first, facts.in_features, facts.out_features, facts.k2)
+            if like not in known:
+                known[like] = replace(facts, key=first)
+            kinds[known[like]] += 1
+        return kinds
 
     @classmethod
     def of_headers(cls, headers: Mapping[str, TensorHeader]) -> Contents:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from spark_overlay.budget.buffers import INDEX_BYTES, Serving
@@ -52,24 +52,40 @@ class Capacity:
 def caches(
     shape: ModelShape, part: Part, serving: Serving, paging: Paging = "tokens"
 ) -> list[Cache]:
-    """Those of one rank, in the order of its layers."""
-    found = []
+    """Those of one rank, in the order of its layers.
+
+    A stage that reads a compressed cache of an earlier one (no vLLM can do that) has a copy of it.
+    """
+    found: list[Cache] = []
     drafts = range(shape.layers, shape.layers + shape.stages if part.last and part.draft else 0)
     window = serving.block if paging == "states" else WINDOW_BLOCK
     for layer in (*part.layers, *drafts):
         found.append(Cache(f"{layer}.window", "window", window, _page(window * RECORD)))
-        if layer not in shape.kv_sources or layer >= shape.layers:
-            continue
-        ratio = shape.ratio(layer)
-        block = serving.block * ratio if paging == "states" else serving.block
-        states = block // ratio
-        if states * ratio != block:
-            raise BudgetError(f"KV pages of {block} tokens cannot hold states of {ratio}")
-        found.append(Cache(f"{layer}.compressed", "full", block, _page(states * RECORD)))
-        found.append(Cache(f"{layer}.index", "full", block, _page(states * INDEX_BYTES)))
-        if ratio > 1:
-            rows = max(8, 1 << (serving.draft_tokens + 1).bit_length())
-            found.append(Cache(f"{layer}.ring", "ring", rows, rows * 2 * shape.head_dim * 4))
+        if layer in shape.kv_sources and layer < shape.layers:
+            found += _compressed(shape, layer, str(layer), serving, paging)
+    read = {source for layer in part.layers if (source := shape.kv_source(layer)) is not None}
+    for source in sorted(read - {*part.layers}):
+        name = f"{source} for {part.layers.start}"
+        found += _compressed(shape, source, name, serving, paging)[:2]
+    return found
+
+
+def _compressed(
+    shape: ModelShape, layer: int, name: str, serving: Serving, paging: Paging
+) -> list[Cache]:
+    """Compressed cache, index and ring of a KV source."""
+    ratio = shape.ratio(layer)
+    block = serving.block * ratio if paging == "states" else serving.block
+    states = block // ratio
+    if states * ratio != block:
+        raise BudgetError(f"KV pages of {block} tokens cannot hold states of {ratio}")
+    found = [
+        Cache(f"{name}.compressed", "full", block, _page(states * RECORD)),
+        Cache(f"{name}.index", "full", block, _page(states * INDEX_BYTES)),
+    ]
+    if ratio > 1:
+        rows = max(8, 1 << (serving.draft_tokens + 1).bit_length())
+        found.append(Cache(f"{name}.ring", "ring", rows, rows * 2 * shape.head_dim * 4))
     return found
 
 
@@ -166,3 +182,18 @@ def _page(content: int) -> int:
 
 def _ceil(a: int, b: int) -> int:
     return -(-a // b)
+
+
+def longest(
+    shape: ModelShape, parts: Sequence[Part], pools: Sequence[int], serving: Serving, most: int
+) -> int:
+    """Tokens of the longest request, up to ``most``, that the pools hold alone; 0 if none."""
+    low, high = 0, most
+    while low < high:
+        middle = (low + high + 1) // 2
+        asked = replace(serving, max_len=middle)
+        if capacity(shape, parts, pools, asked).requests >= 1:
+            low = middle
+        else:
+            high = middle - 1
+    return low

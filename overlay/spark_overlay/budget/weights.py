@@ -8,12 +8,12 @@ packed form that kernels read; the torch path without kernels holds every matrix
 from __future__ import annotations
 
 import math
-from collections import Counter
 from collections.abc import Collection
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from functools import lru_cache
 
 from spark_overlay.budget.checkpoint import Contents
-from spark_overlay.budget.names import Place, native_place, one_expert, packed_place
+from spark_overlay.budget.names import Place, native_place, packed_place
 from spark_overlay.budget.shape import BudgetError, ModelShape
 from spark_overlay.exl3.modules import Exl3Facts
 from spark_overlay.exl3.shares import share, share_bytes
@@ -83,11 +83,18 @@ def weigh(
     Raises Exl3FormatError where ``tp`` ranks cannot share a matrix, Exl3NameError and BudgetError
     for a tensor that V4.1 has no place for.
     """
+    return [*_weigh(contents, shape, part, tp, rank)]
+
+
+@lru_cache(512)  # a plan asks for the same stages again and again
+def _weigh(
+    contents: Contents, shape: ModelShape, part: Part, tp: int, rank: int
+) -> tuple[ClassWeight, ...]:
     table = _Table()
     _weigh_packed(table, contents, shape, part, tp, rank)
     _weigh_native(table, contents, shape, part, tp)
     heaviest = sorted(table.rows.items(), key=lambda row: (-row[1][2], row[0]))
-    return [ClassWeight(name, split, *row) for (name, split), row in heaviest]
+    return tuple(ClassWeight(name, split, *row) for (name, split), row in heaviest)
 
 
 def total(rows: Collection[ClassWeight]) -> int:
@@ -98,19 +105,11 @@ def total(rows: Collection[ClassWeight]) -> int:
 def _weigh_packed(
     table: _Table, contents: Contents, shape: ModelShape, part: Part, tp: int, rank: int
 ) -> None:
-    # Experts of a layer differ in their number alone: each kind is looked at once.
-    kinds: Counter[Exl3Facts] = Counter()
-    kind: dict[tuple[str, int, int, int], Exl3Facts] = {}
-    for key, facts in contents.packed.items():
-        first = one_expert(key)
-        like = (first, facts.in_features, facts.out_features, facts.k2)
-        if like not in kind:
-            kind[like] = replace(facts, key=first)
-        kinds[kind[like]] += 1
-    for facts, count in kinds.items():
+    for facts, count in contents.kinds.items():
         place = packed_place(facts.key)
-        mine = share(facts, rank, tp, shape.o_groups)  # judged on every rank, held or not
-        resident = share_bytes(facts, mine) if part.holds(place) else 0
+        resident = 0
+        if part.holds(place):
+            resident = share_bytes(facts, share(facts, rank, tp, shape.o_groups))
         marker = facts.codebook != "3inst"
         stored = facts.trellis_bytes + 4 * marker + _side_bytes(facts)
         table.add(place, count * (3 + marker), count * stored, count * resident)

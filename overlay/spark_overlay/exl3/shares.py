@@ -6,6 +6,7 @@ The loader allocates by ``share`` and compares it with the sizes of vLLM's own l
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import Literal
 
 from spark_overlay.exl3.layout import TILE, Exl3FormatError, Exl3Slice
@@ -22,6 +23,7 @@ _ROWS = frozenset(["attn.wo_b", "ffn.shared_experts.down_proj"])
 _GATE_AND_UP = ("w1", "w3")
 
 
+@lru_cache(4096)
 def split_of(key: str) -> Split:
     """How the ranks share a packed linear. Raises Exl3NameError for a name V4.1 does not have."""
     target = parse(key)
