@@ -17,7 +17,7 @@ from settings_root import settings_of
 
 from launcher import cli
 from launcher.plan import others, pair, source
-from launcher.plan.asked import asked, workspace
+from launcher.plan.asked import asked, serving
 from launcher.plan.machines import MACHINES, capability
 from spark_overlay.budget import kv
 from spark_overlay.budget.buffers import Serving
@@ -207,7 +207,7 @@ def test_settings_in_the_budgets_terms(tmp_path: Path) -> None:
     ],
 )
 def test_the_indexers_workspace(tmp_path: Path, text: str, prompts: int) -> None:
-    assert workspace(settings_of(tmp_path, text)) == prompts
+    assert serving(settings_of(tmp_path, text)).workspace == prompts
 
 
 def test_a_pool_that_vllm_measures(tmp_path: Path) -> None:

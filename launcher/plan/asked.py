@@ -5,9 +5,10 @@ from __future__ import annotations
 from dataclasses import replace
 
 import launcher.plan.overlay  # noqa: F401  (before spark_overlay)
+from launcher.commands.vllm import STOCK_INDEXER_FACTOR, indexer_factor
 from launcher.plan.source import Source
 from launcher.settings.values import Settings
-from spark_overlay.budget.buffers import MIB, STOCK_WORKSPACE, Serving
+from spark_overlay.budget.buffers import MIB, Serving
 from spark_overlay.budget.node import CONTEXT, GIB, SPARK, Asked, rank_rows
 from spark_overlay.budget.weights import Part
 
@@ -15,7 +16,7 @@ TP = 2  # ranks of the pair
 
 
 def serving(settings: Settings) -> Serving:
-    s = settings
+    s, factor = settings, indexer_factor(settings)
     return Serving(
         max_len=s.int("MAX_MODEL_LEN"),
         requests=s.int("MAX_NUM_SEQS"),
@@ -23,19 +24,9 @@ def serving(settings: Settings) -> Serving:
         draft_tokens=s.int("DSPARK_TOKENS") if s.text("SPEC_METHOD") == "dspark" else 0,
         block=s.int("KV_BLOCK_SIZE"),
         vision=not s.flag("LANGUAGE_MODEL_ONLY"),
-        workspace=workspace(s),
+        workspace=STOCK_INDEXER_FACTOR if factor is None else factor,
         logits=s.int("VLLM_SPARSE_INDEXER_MAX_LOGITS_MB") * MIB,
     )
-
-
-def workspace(settings: Settings) -> int:
-    """Prompts of MAX_MODEL_LEN that the indexer's workspace holds."""
-    asked = settings.maybe_int("DSV41_INDEXER_PREFILL_FACTOR")
-    if asked is not None:
-        return asked
-    if settings.text("GLM53_INDEXER_WORKSPACE") == "rightsize":
-        return min(STOCK_WORKSPACE, settings.int("MAX_NUM_SEQS"))
-    return STOCK_WORKSPACE
 
 
 def asked(settings: Settings, source: Source) -> Asked:

@@ -10,8 +10,6 @@ from spark_overlay.budget.weights import Part
 
 #: Bytes of an indexed state: 128 e4m3 values and a float32 scale.
 INDEX_BYTES = 132
-#: Rows of vLLM's prefill workspace in MAX_MODEL_LEN, for its own indexer kernels.
-STOCK_WORKSPACE = 40
 MIB = 1 << 20
 
 
@@ -25,7 +23,7 @@ class Serving:
     draft_tokens: int  # 0 without speculation
     block: int = 64  # tokens of a KV page
     vision: bool = False
-    workspace: int = STOCK_WORKSPACE  # rows of the indexer's prefill workspace in max_len
+    workspace: int = 40  # prompts of max_len that the indexer's workspace holds; 40 is vLLM's
     logits: int = 256 * MIB  # of one indexer call
     overlap: bool = True  # the next step is scheduled while one is computed (not on a CPU)
 
