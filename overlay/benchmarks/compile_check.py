@@ -47,7 +47,6 @@ FORBIDDEN: Mapping[str, str] = {
     r"\btensormap\.": "the copy engine of sm_90 and later",
     r"\bmapa[.\s]|\bbarrier\.cluster|%cluster_|\.reqnctapercluster": "clusters: sm_90 and later",
     r"\bsetmaxnreg\.": "exists on sm_90a and later",
-    r"\bgriddepcontrol\.": "dependent launches: sm_90 and later",
     r"\bmultimem\.": "multicast over NVLink",
     r"\batom\.[a-z.:]*cas\b|\bnanosleep\.": "a wait for another CTA can last for ever",
     r"%envreg": "a cooperative launch needs every CTA on the GPU at once",

@@ -253,7 +253,7 @@ def _experts_cuda(
         return y
     if tokens * topk > plan.MAX_SLOTS:
         raise ValueError(f"{tokens} tokens of {topk} experts: at most {plan.MAX_SLOTS} ids a call")
-    chosen, need = _planned_experts(device, hidden, inter, tokens, topk, shared)
+    chosen, need = _planned_experts(device, hidden, inter, tokens, topk, shared, max_k2)
     x, ids, weights = aligned(x), ids.contiguous(), weights.contiguous()
     with torch.cuda.device(device):
         stream = torch.cuda.current_stream(device).cuda_stream
@@ -290,9 +290,9 @@ def _experts_cuda(
 
 @cache
 def _planned_experts(
-    device: torch.device, hidden: int, inter: int, tokens: int, topk: int, shared: bool
+    device: torch.device, hidden: int, inter: int, tokens: int, topk: int, shared: bool, max_k2: int
 ) -> tuple[plan.ExpertsPlan, plan.Need]:
-    chosen = table_of(device).experts_plan(hidden, inter, tokens * topk)
+    chosen = table_of(device).experts_plan(hidden, inter, tokens, topk, max_k2)
     return chosen, plan.experts_need(hidden, inter, tokens, tokens * topk, shared, chosen)
 
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
 from typing import Any, Literal
@@ -24,14 +24,22 @@ OVERRIDE = "SPARK_EXL3_TABLE"
 BLOCK = 128
 
 #: As api.h has them.
-MAX_SHARDS, MAX_ROWS, MAX_SLOTS, MAX_WARPS, MAX_KBLOCKS, MAX_INTER = 16, 64, 128, 9, 16, 4096
+MAX_SHARDS, MAX_ROWS, MAX_SLOTS, MAX_WARPS, MAX_KBLOCKS, MAX_INTER = 16, 64, 128, 8, 16, 4096
 #: Rows and slots a plan is made for: it serves every smaller number down to the next.
 ROW_STEPS = (8, 16, 64)
 SLOT_STEPS = (8, 16, 32, 64, 128)
 
+#: Rates (mul1) with a kernel of their own; every other one goes through the generic one.
+TUNED = (4, 6, 8, 10, 12, 16)
+
 #: Compute capability -> the table its launches follow.
 NEAREST: Mapping[int, str] = {80: "sm_80", 86: "sm_86", 87: "sm_86", 89: "sm_86", 90: "sm_90",
                               100: "sm_90", 103: "sm_90", 120: "sm_121", 121: "sm_121"}  # fmt: skip
+
+
+#: Shared memory: what any CTA may have (99 KB), and what each is charged besides its dynamic part.
+MOST_SHARED, STATIC_SHARED, CHARGED = 99 << 10, 1040, 1024
+_SUMS = 8 * (BLOCK + 4) * 4  # a warp's fp32 sums, in the place of its ring
 
 
 class PlanError(ValueError):
@@ -90,13 +98,15 @@ class Need:
 
 @dataclass(frozen=True)
 class Table:
-    """``sms``: of the GPU it is for. ``group_rule`` and ``experts_rule``: what the rule may choose
-    from. ``dense_rows`` and ``expert_slots``: up to where the ops serve a call by themselves."""
+    """``sms`` of the GPU it is for, each with ``shared_kb`` of shared memory for ``ctas_per_sm``
+    CTAs of at most ``warps``: what the rule goes by. ``dense_rows`` and ``expert_slots``: up to
+    where one call serves."""
 
     name: str
     origin: Literal["measured", "modelled"]
     how: str
     sms: int
+    shared_kb: int
     dense_rows: int = MAX_ROWS
     expert_slots: int = MAX_SLOTS
     ctas_per_sm: int = 2
@@ -110,11 +120,24 @@ class Table:
         found = self.group.get((tuple(shapes), step))
         return found or _group_rule(self, shapes, step)
 
-    def experts_plan(self, hidden: int, inter: int, slots: int) -> ExpertsPlan:
-        """The plan of both launches for ``slots`` = tokens * top-k, 1..128."""
-        step = _step(slots, SLOT_STEPS, "slots")
+    def experts_plan(
+        self, hidden: int, inter: int, tokens: int, topk: int, max_k2: int
+    ) -> ExpertsPlan:
+        """The plan of both launches for tokens * top-k of 1..128."""
+        step = _step(tokens * topk, SLOT_STEPS, "slots")
         found = self.experts.get((hidden, inter, step))
-        return found or _experts_rule(self, hidden, inter, step)
+        return found or _experts_rule(self, hidden, inter, step, tokens, max_k2)
+
+    def fits(self, shared: int) -> bool:
+        """Whether as many CTAs as wanted are on an SM at once, by shared memory."""
+        return self.resident(1, shared)[1] == self.ctas_per_sm
+
+    def resident(self, warps: int, shared: int) -> tuple[int, int]:
+        """Warps and CTAs on an SM at once, by shared memory; none of a CTA that is too large."""
+        if shared + STATIC_SHARED > MOST_SHARED:
+            return 0, 0
+        room = (self.shared_kb << 10) // (shared + STATIC_SHARED + CHARGED)
+        return warps * min(room, self.ctas_per_sm), min(room, self.ctas_per_sm)
 
 
 def _step(count: int, steps: Sequence[int], what: str) -> int:
@@ -126,30 +149,94 @@ def _step(count: int, steps: Sequence[int], what: str) -> int:
 
 def _group_rule(table: Table, shapes: Sequence[Shape], rows: int) -> GroupPlan:
     """Fill the GPU once if the work suffices: as few k-blocks a warp as make no more CTAs than
-    are resident at once; a split costs a round through scratch, an idle SM costs its share."""
+    are resident at once; a split costs a round through scratch, an idle SM costs its share. As many
+    warps as leave room for the other CTA."""
     passes = -(-rows // 16)
-    room = table.sms * table.ctas_per_sm
     units = passes * sum(shape.chunks * shape.kblocks for shape in shapes)
-    warps = table.warps
-    each = max(1, min(-(-units // (room * warps)), MAX_KBLOCKS // warps))
-    parts = []
-    for shape in shapes:
-        wanted = min(warps * each, shape.kblocks)
-        splits = -(-shape.kblocks // wanted)
-        # The same number of splits, as even as they can be, in whole rounds of the warps.
-        even = -(-shape.kblocks // splits)
-        parts.append(Part(1, even))
-    return GroupPlan(warps, tuple(parts))
+    chosen = GroupPlan(1, tuple(Part(1, 1) for _ in shapes))
+    for warps in range(table.warps, 0, -1):
+        room = table.sms * table.ctas_per_sm * warps
+        each = max(1, min(-(-units // room), MAX_KBLOCKS // warps))
+        while each:
+            # As many splits as that makes, as even as they can be.
+            splits = [-(-shape.kblocks // (warps * each)) for shape in shapes]
+            parts = [Part(1, -(-s.kblocks // n)) for s, n in zip(shapes, splits, strict=True)]
+            chosen = GroupPlan(warps, tuple(parts))
+            if table.fits(group_shared(shapes, rows, chosen)):
+                return chosen
+            each -= 1
+    return chosen
 
 
-def _experts_rule(table: Table, hidden: int, inter: int, slots: int) -> ExpertsPlan:
-    """Few slots: the inputs of gate and up are split until every SM has a CTA; many: whole rounds
-    of the warps. Down has one warp a k-block of ``inter``, as far as there are warps."""
-    kblocks, chunks, warps = hidden // BLOCK, inter // BLOCK, table.warps
-    room = table.sms * table.ctas_per_sm
-    most = -(-kblocks // min(MAX_KBLOCKS, 2 * warps))
-    splits = max(most, min(-(-kblocks // warps), room // max(1, slots * chunks)))
-    return ExpertsPlan(warps, 1, -(-kblocks // splits), min(chunks, MAX_WARPS), 1)
+def _experts_rule(
+    table: Table, hidden: int, inter: int, slots: int, tokens: int, max_k2: int
+) -> ExpertsPlan:
+    """Of all shapes of a CTA what keeps most warps at work: those on an SM at once, times the part
+    of their rounds that has a k-block for each, times the part of the GPU that has a CTA. A split
+    of the inputs costs a round through scratch, taken as a fiftieth of a warp."""
+    kblocks, chunks = hidden // BLOCK, inter // BLOCK
+
+    def work(warps: int, shared: int, items: int, ctas: int) -> float:
+        there, each = table.resident(warps, shared)
+        even = items / (warps * -(-items // warps))
+        return there * even * min(1.0, ctas / max(1, table.sms * each))
+
+    def score_a(one: ExpertsPlan) -> float:
+        splits = -(-kblocks // one.a_kblocks)
+        shared = experts_shared(inter, tokens, max_k2, one)[0]
+        at_once = work(one.a_warps, shared, one.a_kblocks, slots * chunks * splits)
+        return at_once - splits / 50
+
+    def score_b(one: ExpertsPlan) -> float:
+        shared = experts_shared(inter, tokens, max_k2, one)[1]
+        items = chunks * one.b_chunks
+        return work(one.b_warps, shared, items, slots * -(-kblocks // one.b_chunks))
+
+    sizes = range(1, table.warps + 1)
+    blocks = range(1, min(kblocks, MAX_KBLOCKS) + 1)
+    chosen = max((ExpertsPlan(w, 1, n, 1, 1) for w in sizes for n in blocks), key=score_a)
+    second = (replace(chosen, b_warps=w, b_chunks=n) for w in sizes for n in (1, 2) if w % n == 0)
+    return max(second, key=score_b)
+
+
+def ring_bytes(k2: int) -> int:
+    """Of a warp's ring of stages for one rate, as engine.cuh sizes it."""
+    tiles = 2 if k2 in (4, 6, 8) else 1
+    return (4 if tiles == 1 and k2 <= 12 else 3) * tiles * BLOCK * k2
+
+
+def flight_bytes(k2: int) -> int:
+    """Bytes of weights that a warp has asked for and not yet got: all stages of its ring but the
+    one it computes with. Rates without a kernel of their own have three stages of one tile."""
+    if k2 not in TUNED:
+        return 2 * BLOCK * k2
+    tiles = 2 if k2 in (4, 6, 8) else 1
+    return ring_bytes(k2) - tiles * BLOCK * k2
+
+
+def _shared(warps: int, k2: int, blocks: int, height: int) -> int:
+    ring = max(ring_bytes(rate) for rate in range(2, k2 + 1))
+    return max(warps * ring + blocks * 256 * height, warps * _SUMS)
+
+
+def group_shared(shapes: Sequence[Shape], rows: int, plan: GroupPlan) -> int:
+    """Dynamic shared memory of a CTA, in bytes."""
+    both = zip(shapes, plan.parts, strict=True)
+    blocks = max(min(shape.kblocks, part.kblocks) for shape, part in both)
+    return _shared(plan.warps, max(s.k2 for s in shapes), blocks, 8 if rows <= 8 else 16)
+
+
+def experts_shared(inter: int, tokens: int, max_k2: int, plan: ExpertsPlan) -> tuple[int, int]:
+    """Dynamic shared memory of a CTA of launch A and of launch B, in bytes."""
+    both = (0, 0)
+    for height in (8,) if tokens <= 8 else (16, 8):
+        both = (
+            _shared(plan.a_warps, max_k2, plan.a_kblocks, height),
+            _shared(plan.b_warps, max_k2, inter // BLOCK, height) + 32 * height + 32,
+        )
+        if max(both) <= MOST_SHARED:
+            break
+    return both
 
 
 def check_group(plan: GroupPlan, shapes: Sequence[Shape]) -> None:
@@ -229,6 +316,7 @@ def parse(value: Mapping[str, Any], name: str) -> Table:
             origin=value["origin"],
             how=str(value["how"]),
             sms=int(value["sms"]),
+            shared_kb=int(value["shared_kb"]),
             dense_rows=int(value.get("dense_rows", MAX_ROWS)),
             expert_slots=int(value.get("expert_slots", MAX_SLOTS)),
             ctas_per_sm=int(value.get("ctas_per_sm", 2)),
@@ -255,6 +343,7 @@ def show(table: Table) -> dict[str, Any]:
         "origin": table.origin,
         "how": table.how,
         "sms": table.sms,
+        "shared_kb": table.shared_kb,
         "dense_rows": table.dense_rows,
         "expert_slots": table.expert_slots,
         "ctas_per_sm": table.ctas_per_sm,
