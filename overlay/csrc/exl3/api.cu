@@ -48,10 +48,30 @@ int ring_of(int k2) {
 }
 
 /* Dynamic shared memory: rings and operands, later the warps' sums in the same place. */
-int shared_bytes(int warps, int ring, int blocks, int nb) {
-    const int streaming = warps * ring + blocks * block_bytes(nb);
+int shared_bytes(int warps, int ring, int inputs) {
+    const int streaming = warps * ring + inputs;
     const int summing = warps * RED_WARP * static_cast<int>(sizeof(float));
     return streaming > summing ? streaming : summing;
+}
+
+Stand stand_of(int warps, int chunks) {
+    const auto inverse = [](int n) { return static_cast<uint32_t>((65536 + n - 1) / n); };
+    return Stand{chunks, warps / chunks, inverse(chunks), inverse(warps / chunks)};
+}
+
+/* All groups', and the last one's, which may have fewer chunks. */
+void stand_both(Stand (&stand)[2], int warps, int chunks, int width) {
+    stand[0] = stand_of(warps, chunks);
+    stand[1] = stand_of(warps, (width - 1) % chunks + 1);
+}
+
+/* Rows of B's inputs in shared memory, padded, and a place of zeros. */
+int act_bytes(int inter_blocks, int nb) { return 8 * nb * (inter_blocks * 256 + 32) + 32; }
+
+bool starts_early() {
+    int device = 0, major = 0;
+    return cudaGetDevice(&device) == cudaSuccess &&
+           cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device) == cudaSuccess && major >= 9;
 }
 
 struct Need {
@@ -94,7 +114,7 @@ int group_need(const exl3_shard *shards, int count, int rows, int warps, Need &n
     if (ctas > 0x7fffffff) return refuse(EXL3_BAD_ARGUMENT, "too many CTAs");
     need.ctas = static_cast<int>(ctas);
     need.ring = ring_of(rate);
-    need.shared = shared_bytes(warps, need.ring, blocks, need.nb);
+    need.shared = shared_bytes(warps, need.ring, blocks * block_bytes(need.nb));
     if (need.shared > MOST_SHARED)
         return refuse(EXL3_BAD_ARGUMENT, "%d warps, k2 %d and %d k-blocks need %d bytes of shared memory; %d at most",
                       warps, rate, blocks, need.shared, MOST_SHARED);
@@ -142,8 +162,8 @@ int experts_need(const exl3_experts_args &a, ExpertsNeed &need) {
        from 9 on. */
     for (need.nb = a.tokens <= 8 ? 1 : 2; need.nb >= 1; --need.nb) {
         const int most = a.a_kblocks < hidden ? a.a_kblocks : hidden;
-        need.shared_a = shared_bytes(a.a_warps, need.ring, most, need.nb);
-        need.shared_b = shared_bytes(a.b_warps, need.ring, inter, need.nb);
+        need.shared_a = shared_bytes(a.a_warps, need.ring, most * block_bytes(need.nb));
+        need.shared_b = shared_bytes(a.b_warps, need.ring, act_bytes(inter, need.nb));
         if (need.shared_a <= MOST_SHARED && need.shared_b <= MOST_SHARED) return EXL3_OK;
     }
     return refuse(EXL3_BAD_ARGUMENT,
@@ -224,6 +244,7 @@ int exl3_group(const exl3_shard *shards, int32_t count, int32_t rows, int32_t wa
         d.groups = ceil_div(d.width, s.chunks);
         d.kblocks = s.kblocks;
         d.splits = ceil_div(d.blocks, s.kblocks);
+        stand_both(d.stand, warps, s.chunks, d.width);
         d.partial = partial;
         d.counter = counter;
         d.first = first;
@@ -295,13 +316,16 @@ int exl3_experts(const exl3_experts_args *args, void *scratch, int64_t scratch_b
     p.groups = need.groups_a;
     p.kblocks = a.a_kblocks;
     p.splits = need.splits;
+    p.by_topk = static_cast<uint32_t>((65536 + a.topk - 1) / a.topk);
+    stand_both(p.stand, a.a_warps, a.a_chunks, p.inter_blocks);
     const auto on = static_cast<cudaStream_t>(stream);
     if (const int status = done(launch_experts_a(p, need.nb, need.shared_a, on), "exl3_experts, gate and up"))
         return status;
     p.warps = a.b_warps;
     p.chunks = a.b_chunks;
     p.groups = need.groups_b;
-    return done(launch_experts_b(p, need.nb, need.shared_b, on), "exl3_experts, down");
+    stand_both(p.stand, a.b_warps, a.b_chunks, p.hidden_blocks);
+    return done(launch_experts_b(p, need.nb, need.shared_b, starts_early(), on), "exl3_experts, down");
 }
 
 } // extern "C"

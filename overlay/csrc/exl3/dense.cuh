@@ -22,6 +22,7 @@ struct DenseShard {
     int32_t groups;
     int32_t kblocks;
     int32_t splits;
+    Stand stand[2];  /* of all groups, of the last */
     int16_t k2;
     int8_t codebook;
     int8_t fp32;
@@ -54,20 +55,22 @@ __global__ void __launch_bounds__(32 * MAX_WARPS, 2) dense_kernel(const __grid_c
 
     /* This warp: one chunk, a part of the CTA's k-tiles. */
     const int block0 = split * s.kblocks, blocks = min(s.kblocks, s.blocks - block0);
-    const int here = min(s.chunks, s.width - group * s.chunks);
-    const int lanes = p.warps / here, share = warp / here, column = warp - share * here;
-    const int chunk = group * s.chunks + column;
-    const bool works = share < lanes;
-    const int tile0 = works ? 2 * (4 * blocks * share / lanes) : 0;
-    const int tile1 = works ? 2 * (4 * blocks * (share + 1) / lanes) : 0;
+    const Stand &stand = s.stand[group == s.groups - 1];
+    const int here = stand.chunks;
+    const Place at = place_of(stand, warp, blocks);
+    const int chunk = group * s.chunks + at.chunk;
     const int k2 = s.k2;
     uint32_t *const x = shared + p.warps * p.ring_words;
     Stream stream;
     stream.stride = static_cast<int64_t>(s.width) * 128 * k2;
-    stream.from = s.trellis + (8 * block0 + tile0) * stream.stride + static_cast<int64_t>(chunk) * 128 * k2;
-    stream.count = tile1 - tile0;
+    stream.from = s.trellis + (8 * block0 + at.tile0) * stream.stride + static_cast<int64_t>(chunk) * 128 * k2;
+    stream.count = at.tile1 - at.tile0;
     stream.ring = shared + warp * p.ring_words;
-    stream.x = x + tile0 * 32 * NB * 2;
+#pragma unroll
+    for (int nb = 0; nb < NB; ++nb) {
+        stream.x[nb] = reinterpret_cast<const uint2 *>(x) + (at.tile0 * NB + nb) * 32 + lane;
+        stream.x_step[nb] = 32 * NB;
+    }
     Sums<NB> sums = {};
 #define EXL3_START(K2) stream_start<K2>(stream, k2, lane)
     EXL3_FOR_RATE(k2, s.codebook, EXL3_START)
@@ -106,12 +109,12 @@ __global__ void __launch_bounds__(32 * MAX_WARPS, 2) dense_kernel(const __grid_c
 #pragma unroll
     for (int nb = 0; nb < NB; ++nb) {
         __syncthreads();
-        if (works) put_sums<NB>(sums, nb, red + warp * RED_WARP, lane);
+        if (at.works) put_sums<NB>(sums, nb, red + warp * RED_WARP, lane);
         __syncthreads();
         const int some = min(8, rows - 8 * nb);
         for (int task = warp; task < some * here; task += p.warps) {
-            const int row = task / here, c = task - row * here;
-            const float4 v = take_sums(red, c, here, lanes, row, lane);
+            const int row = divide(task, stand.by_chunks), c = task - row * here;
+            const float4 v = take_sums(red, c, here, stand.lanes, row, lane);
             if (s.splits == 1)
                 put(v, group * s.chunks + c, 8 * nb + row);
             else
@@ -121,7 +124,7 @@ __global__ void __launch_bounds__(32 * MAX_WARPS, 2) dense_kernel(const __grid_c
     if (s.splits == 1) return;
     if (!arrive(p.counters + s.counter + pass * s.groups + group, s.splits, &flag)) return;
     for (int task = warp; task < rows * here; task += p.warps) {
-        const int row = task / here, c = group * s.chunks + task - row * here;
+        const int row = divide(task, stand.by_chunks), c = group * s.chunks + task - row * here;
         put(sum_partials(partial_at(c, row), 8 * NB * CHUNK, s.splits, lane), c, row);
     }
 }

@@ -25,8 +25,33 @@ constexpr float OUTPUT_SCALE = 0.0625f;
 __host__ __device__ constexpr int tiles_of(int k2) { return k2 == 4 || k2 == 6 || k2 == 8 ? 2 : 1; }
 __host__ __device__ constexpr int stages_of(int k2) { return tiles_of(k2) == 1 && k2 <= 12 ? 4 : 3; }
 __host__ __device__ constexpr int ring_bytes(int k2) { return stages_of(k2) * tiles_of(k2) * 128 * k2; }
-/* Rotated rows of one k-block as operands: [k-tile 8][lane 32][NB][2] words. */
+/* Rotated rows of one k-block as operands: [k-tile 8][NB][lane 32][2] words. */
 __host__ __device__ constexpr int block_bytes(int nb) { return 8 * 32 * nb * 8; }
+
+/* How a CTA's warps stand: `chunks` side by side, `lanes` share the k-range. Divisions by both are
+ * multiplications by 2^16 / n, rounded up: exact for the few thousand numbers that occur. */
+struct Stand {
+    int32_t chunks, lanes;
+    uint32_t by_chunks, by_lanes;
+};
+
+struct Place {
+    bool works;
+    int chunk, tile0, tile1; /* chunk of the CTA's; its k-tiles, from and to */
+};
+
+__device__ __forceinline__ uint32_t divide(uint32_t n, uint32_t by) { return n * by >> 16; }
+
+__device__ __forceinline__ Place place_of(const Stand &s, int warp, int blocks) {
+    const uint32_t share = divide(warp, s.by_chunks);
+    Place at;
+    at.works = static_cast<int>(share) < s.lanes;
+    at.chunk = warp - static_cast<int>(share) * s.chunks;
+    const uint32_t pairs = 4u * static_cast<uint32_t>(blocks);
+    at.tile0 = at.works ? 2 * static_cast<int>(divide(pairs * share, s.by_lanes)) : 0;
+    at.tile1 = at.works ? 2 * static_cast<int>(divide(pairs * (share + 1u), s.by_lanes)) : 0;
+    return at;
+}
 
 /* ---- input rotation ------------------------------------------------------------------------ */
 
@@ -77,6 +102,7 @@ __device__ __forceinline__ void rotate_block(const __nv_bfloat16 *const (&rows)[
                 a[hi][nb] = a[hi][nb + 2] = 0u;
         }
     }
+    uint32_t first[8][NB];
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
         float d[8][4];
@@ -99,9 +125,13 @@ __device__ __forceinline__ void rotate_block(const __nv_bfloat16 *const (&rows)[
 #pragma unroll
         for (int hi = 0; hi < 8; ++hi)
 #pragma unroll
-            for (int nb = 0; nb < NB; ++nb)
-                out[((hi * 32 + lane) * NB + nb) * 2 + half] =
-                    pack_half(d[hi][2 * nb], d[hi][2 * nb + 1]);
+            for (int nb = 0; nb < NB; ++nb) {
+                const uint32_t v = pack_half(d[hi][2 * nb], d[hi][2 * nb + 1]);
+                if (half == 0)
+                    first[hi][nb] = v;
+                else
+                    reinterpret_cast<uint2 *>(out)[(hi * NB + nb) * 32 + lane] = make_uint2(first[hi][nb], v);
+            }
     }
 }
 
@@ -113,7 +143,8 @@ struct Stream {
     int64_t stride;     /* bytes to the next k-tile */
     int count;
     uint32_t *ring;     /* ring_bytes(k2) */
-    const uint32_t *x;  /* the first k-tile's operands (shared memory) */
+    const uint2 *x[2]; /* the lane's operands of the first k-tile, per 8 rows (shared memory) */
+    int x_step[2];     /* to the next k-tile's; 0 where x is the same zeros for all */
 };
 
 template <int NB>
@@ -194,7 +225,9 @@ __device__ __forceinline__ void stream_run(const Stream &s, int k2, int codebook
     const int bytes = S::TILES * 128 * (K2 ? K2 : k2);
     const uint32_t ring = shared_address(s.ring) + 16u * lane;
     Source<K2> source(s.from + AHEAD * s.stride, s.stride, lane);
-    const uint32_t *x = s.x + lane * NB * 2;
+    const uint2 *x[NB];
+#pragma unroll
+    for (int nb = 0; nb < NB; ++nb) x[nb] = s.x[nb];
     const uint32_t ones[4] = {0x3C003C00u, 0x3C003C00u, 0x3C003C00u, 0x3C003C00u};
     int read = 0, write = (S::STAGES - 1) * bytes;
     const Window<K2 ? K2 : 4> window(lane);
@@ -214,12 +247,11 @@ __device__ __forceinline__ void stream_run(const Stream &s, int k2, int codebook
 #pragma unroll
         for (int turn = 0; turn < S::TILES; ++turn) {
             uint32_t b[NB][2];
-            if constexpr (NB == 1) {
-                const uint2 v = *reinterpret_cast<const uint2 *>(x + turn * 32 * NB * 2);
-                b[0][0] = v.x, b[0][1] = v.y;
-            } else {
-                const uint4 v = *reinterpret_cast<const uint4 *>(x + turn * 32 * NB * 2);
-                b[0][0] = v.x, b[0][1] = v.y, b[NB - 1][0] = v.z, b[NB - 1][1] = v.w;
+#pragma unroll
+            for (int nb = 0; nb < NB; ++nb) {
+                const uint2 v = *x[nb];
+                b[nb][0] = v.x, b[nb][1] = v.y;
+                x[nb] += s.x_step[nb];
             }
             if constexpr (K2 != 0) {
 #pragma unroll
@@ -249,7 +281,6 @@ __device__ __forceinline__ void stream_run(const Stream &s, int k2, int codebook
                 }
             }
         }
-        x += S::TILES * 32 * NB * 2;
     }
     copy_wait<0>();
     if constexpr (K2 != 0) {
@@ -349,19 +380,21 @@ __device__ __forceinline__ float4 sum_partials(const float *from, int64_t stride
 }
 
 /* True in every thread of the CTA that arrives last of `expected`; the counter is zero again then.
- * What the CTAs wrote before is visible to it. */
+ * What the CTAs wrote before is visible to it: the barrier orders a CTA's writes before its first
+ * thread's fence, and fences are cumulative. */
 __device__ __forceinline__ bool arrive(int *counter, int expected, int *flag) {
-    __threadfence();
     __syncthreads();
     if (threadIdx.x == 0) {
+        __threadfence();
         const int before = atomicAdd(counter, 1);
         *flag = before == expected - 1;
-        if (*flag) *counter = 0;
+        if (*flag) {
+            *counter = 0;
+            __threadfence();
+        }
     }
     __syncthreads();
-    const bool last = *flag != 0;
-    if (last) __threadfence();
-    return last;
+    return *flag != 0;
 }
 
 } // namespace exl3

@@ -26,6 +26,8 @@ struct ExpertsLaunch {
     int32_t hidden_blocks, inter_blocks;
     float limit;
     int32_t warps, chunks, groups, kblocks, splits; /* of this launch */
+    Stand stand[2];                                 /* of all groups, of the last */
+    uint32_t by_topk;
     int32_t ring_words;
 };
 
@@ -78,7 +80,7 @@ __device__ __forceinline__ int find_rows(const ExpertsLaunch &p, int slot, int l
 }
 
 __device__ __forceinline__ int row_token(const ExpertsLaunch &p, int row) {
-    return row < p.slots ? row / p.topk : row - p.slots;
+    return row < p.slots ? static_cast<int>(divide(row, p.by_topk)) : row - p.slots;
 }
 
 /* Rotated inputs of B lie within 16 values as a lane of an operand wants them: its four values
@@ -99,19 +101,16 @@ __device__ __forceinline__ float activation(float gate, float up, float limit) {
     return gate / (1.0f + __expf(-gate)) * up;
 }
 
-/* A: CTA = (slot, split, gate or up, group of chunks). The last of a (slot, group) finishes it. */
+/* A: grid [group of chunks, gate or up][split][slot]. The last of a (slot, group) finishes it. */
 template <int NB>
 __global__ void __launch_bounds__(32 * MAX_WARPS, 2) experts_a_kernel(const __grid_constant__ ExpertsLaunch p) {
     extern __shared__ __align__(16) uint32_t shared[];
     __shared__ uint8_t lists[MAX_WARPS][128];
     __shared__ int flag;
     const int warp = threadIdx.x >> 5, lane = threadIdx.x & 31;
-    const int items = 2 * p.groups * p.splits;
-    const int slot = static_cast<int>(blockIdx.x) / items;
-    int item = static_cast<int>(blockIdx.x) - slot * items;
-    const int split = item / (2 * p.groups);
-    item -= split * 2 * p.groups;
-    const int group = item >> 1, which = item & 1;
+    const int slot = static_cast<int>(blockIdx.z), split = static_cast<int>(blockIdx.y);
+    const int group = static_cast<int>(blockIdx.x >> 1), which = static_cast<int>(blockIdx.x & 1);
+    let_next_start();
     uint8_t *const list = lists[warp];
     int expert;
     const int count = find_rows(p, slot, lane, list, expert);
@@ -120,12 +119,10 @@ __global__ void __launch_bounds__(32 * MAX_WARPS, 2) experts_a_kernel(const __gr
     const Entry entry = table_entry(p, which, expert);
     const int k2 = entry.k2;
     const int block0 = split * p.kblocks, blocks = min(p.kblocks, p.hidden_blocks - block0);
-    const int here = min(p.chunks, p.inter_blocks - group * p.chunks);
-    const int lanes = p.warps / here, share = warp / here, column = warp - share * here;
-    const int chunk = group * p.chunks + column;
-    const bool works = share < lanes;
-    const int tile0 = works ? 2 * (4 * blocks * share / lanes) : 0;
-    const int tile1 = works ? 2 * (4 * blocks * (share + 1) / lanes) : 0;
+    const Stand &stand = p.stand[group == p.groups - 1];
+    const int here = stand.chunks;
+    const Place at = place_of(stand, warp, blocks);
+    const int chunk = group * p.chunks + at.chunk;
     const int inter = p.inter_blocks * CHUNK;
     uint32_t *const x = shared + p.warps * p.ring_words;
     float *const red = reinterpret_cast<float *>(shared);
@@ -135,10 +132,14 @@ __global__ void __launch_bounds__(32 * MAX_WARPS, 2) experts_a_kernel(const __gr
     };
     Stream stream;
     stream.stride = static_cast<int64_t>(p.inter_blocks) * 128 * k2;
-    stream.from = entry.trellis + (8 * block0 + tile0) * stream.stride + static_cast<int64_t>(chunk) * 128 * k2;
-    stream.count = tile1 - tile0;
+    stream.from = entry.trellis + (8 * block0 + at.tile0) * stream.stride + static_cast<int64_t>(chunk) * 128 * k2;
+    stream.count = at.tile1 - at.tile0;
     stream.ring = shared + warp * p.ring_words;
-    stream.x = x + tile0 * 32 * NB * 2;
+#pragma unroll
+    for (int nb = 0; nb < NB; ++nb) {
+        stream.x[nb] = reinterpret_cast<const uint2 *>(x) + (at.tile0 * NB + nb) * 32 + lane;
+        stream.x_step[nb] = 32 * NB;
+    }
     for (int base = 0; base < count; base += 8 * NB) {
         Sums<NB> sums = {};
 #define EXL3_START(K2) stream_start<K2>(stream, k2, lane)
@@ -162,12 +163,12 @@ __global__ void __launch_bounds__(32 * MAX_WARPS, 2) experts_a_kernel(const __gr
 #pragma unroll
         for (int nb = 0; nb < NB; ++nb) {
             __syncthreads();
-            if (works) put_sums<NB>(sums, nb, red + warp * RED_WARP, lane);
+            if (at.works) put_sums<NB>(sums, nb, red + warp * RED_WARP, lane);
             __syncthreads();
             const int some = min(8, count - base - 8 * nb);
             for (int task = warp; task < some * here; task += p.warps) {
-                const int row = task / here, c = task - row * here;
-                const float4 v = take_sums(red, c, here, lanes, row, lane);
+                const int row = divide(task, stand.by_chunks), c = task - row * here;
+                const float4 v = take_sums(red, c, here, stand.lanes, row, lane);
                 __stcg(reinterpret_cast<float4 *>(partial_at(list[base + 8 * nb + row], which, split,
                                                              group * p.chunks + c)) + lane, v);
             }
@@ -180,7 +181,7 @@ __global__ void __launch_bounds__(32 * MAX_WARPS, 2) experts_a_kernel(const __gr
     const __half *const up_svh = table_entry(p, 1, expert).svh;
     const __half *const down_suh = table_entry(p, 2, expert).suh;
     for (int task = warp; task < count * here; task += p.warps) {
-        const int r = task / here, c = group * p.chunks + task - r * here, row = list[r];
+        const int r = divide(task, stand.by_chunks), c = group * p.chunks + task - r * here, row = list[r];
         float4 gate = sum_partials(partial_at(row, 0, 0, c), inter, p.splits, lane);
         float4 up = sum_partials(partial_at(row, 1, 0, c), inter, p.splits, lane);
         gate = finish(gate, gate_svh + c * CHUNK, lane);
@@ -198,7 +199,7 @@ __global__ void __launch_bounds__(32 * MAX_WARPS, 2) experts_a_kernel(const __gr
     }
 }
 
-/* B: CTA = (slot, group of chunks of hidden), all of inter. The last of a group, spare CTAs
+/* B: grid [group of chunks of hidden][slot], all of inter. The last of a group, spare CTAs
  * included, adds every token's slots. */
 template <int NB>
 __global__ void __launch_bounds__(32 * MAX_WARPS, 2) experts_b_kernel(const __grid_constant__ ExpertsLaunch p) {
@@ -206,9 +207,9 @@ __global__ void __launch_bounds__(32 * MAX_WARPS, 2) experts_b_kernel(const __gr
     __shared__ uint8_t lists[MAX_WARPS][128];
     __shared__ int flag;
     const int warp = threadIdx.x >> 5, lane = threadIdx.x & 31;
-    const int slot = static_cast<int>(blockIdx.x) / p.groups;
-    const int group = static_cast<int>(blockIdx.x) - slot * p.groups;
-    const int here = min(p.chunks, p.hidden_blocks - group * p.chunks);
+    const int slot = static_cast<int>(blockIdx.y), group = static_cast<int>(blockIdx.x);
+    const Stand &stand = p.stand[group == p.groups - 1];
+    const int here = stand.chunks;
     const int hidden = p.hidden_blocks * CHUNK, inter = p.inter_blocks * CHUNK;
     uint8_t *const list = lists[warp];
     int expert;
@@ -216,33 +217,38 @@ __global__ void __launch_bounds__(32 * MAX_WARPS, 2) experts_b_kernel(const __gr
     if (count) {
         const Entry entry = table_entry(p, 2, expert);
         const int k2 = entry.k2;
-        const int lanes = p.warps / here, share = warp / here, column = warp - share * here;
-        const int chunk = group * p.chunks + column;
-        const bool works = share < lanes;
-        const int tile0 = works ? 2 * (4 * p.inter_blocks * share / lanes) : 0;
-        const int tile1 = works ? 2 * (4 * p.inter_blocks * (share + 1) / lanes) : 0;
+        const Place at = place_of(stand, warp, p.inter_blocks);
+        const int chunk = group * p.chunks + at.chunk;
         uint32_t *const x = shared + p.warps * p.ring_words;
         float *const red = reinterpret_cast<float *>(shared);
         Stream stream;
         stream.stride = static_cast<int64_t>(p.hidden_blocks) * 128 * k2;
-        stream.from = entry.trellis + tile0 * stream.stride + static_cast<int64_t>(chunk) * 128 * k2;
-        stream.count = tile1 - tile0;
+        stream.from = entry.trellis + at.tile0 * stream.stride + static_cast<int64_t>(chunk) * 128 * k2;
+        stream.count = at.tile1 - at.tile0;
         stream.ring = shared + warp * p.ring_words;
-        stream.x = x + tile0 * 32 * NB * 2;
         for (int base = 0; base < count; base += 8 * NB) {
             Sums<NB> sums = {};
 #define EXL3_START(K2) stream_start<K2>(stream, k2, lane)
             EXL3_FOR_RATE(k2, entry.codebook, EXL3_START)
 #undef EXL3_START
-            /* Word pairs [k-tile][lane][NB] of the rows; rows that are not there are zero. */
-            for (int i = static_cast<int>(threadIdx.x); i < 8 * p.inter_blocks * 32 * NB; i += 32 * p.warps) {
-                const int nb = i % NB, to = i / NB, row = base + 8 * nb + ((to & 31) >> 2);
-                uint2 v = make_uint2(0u, 0u);
-                if (row < count)
-                    v = __ldcg(reinterpret_cast<const uint2 *>(p.act + static_cast<int64_t>(list[row]) * inter) +
-                               (to >> 5) * 4 + (to & 3));
-                reinterpret_cast<uint2 *>(x)[i] = v;
+            /* The rows lie one after the other, as in `act`; lanes of rows that are not there read
+               zeros. A row more than a multiple of 128 bytes apart: no bank conflicts. */
+            const int here_rows = min(8 * NB, count - base), row_words = inter / 2 + 8;
+            if (base == 0) wait_for_previous();
+            for (int r = warp; r < here_rows; r += p.warps) {
+                const uint4 *from = reinterpret_cast<const uint4 *>(p.act + static_cast<int64_t>(list[base + r]) * inter);
+                for (int i = lane; i < inter / 8; i += 32) copy_async(shared_address(x + r * row_words + 4 * i), from + i);
             }
+            if (threadIdx.x < 4) reinterpret_cast<uint2 *>(x + 8 * NB * row_words)[threadIdx.x] = make_uint2(0u, 0u);
+            copy_commit();
+#pragma unroll
+            for (int nb = 0; nb < NB; ++nb) {
+                const int r = 8 * nb + (lane >> 2);
+                const bool there = r < here_rows;
+                stream.x[nb] = reinterpret_cast<const uint2 *>(x + (there ? r * row_words + at.tile0 * 8 : 8 * NB * row_words)) + (lane & 3);
+                stream.x_step[nb] = there ? 4 : 0;
+            }
+            copy_wait<0>();
             __syncthreads();
 #define EXL3_RUN(K2) stream_run<K2, NB>(stream, k2, entry.codebook, lane, sums)
             EXL3_FOR_RATE(k2, entry.codebook, EXL3_RUN)
@@ -250,13 +256,13 @@ __global__ void __launch_bounds__(32 * MAX_WARPS, 2) experts_b_kernel(const __gr
 #pragma unroll
             for (int nb = 0; nb < NB; ++nb) {
                 __syncthreads();
-                if (works) put_sums<NB>(sums, nb, red + warp * RED_WARP, lane);
+                if (at.works) put_sums<NB>(sums, nb, red + warp * RED_WARP, lane);
                 __syncthreads();
                 const int some = min(8, count - base - 8 * nb);
                 for (int task = warp; task < some * here; task += p.warps) {
-                    const int r = task / here, c = group * p.chunks + task - r * here;
+                    const int r = divide(task, stand.by_chunks), c = group * p.chunks + task - r * here;
                     const int row = list[base + 8 * nb + r];
-                    float4 v = take_sums(red, task - r * here, here, lanes, r, lane);
+                    float4 v = take_sums(red, task - r * here, here, stand.lanes, r, lane);
                     v = finish(v, entry.svh + c * CHUNK, lane);
                     const float weight = row < p.slots ? __ldg(p.weights + row) : 1.0f;
                     v = make_float4(v.x * weight, v.y * weight, v.z * weight, v.w * weight);
@@ -266,9 +272,10 @@ __global__ void __launch_bounds__(32 * MAX_WARPS, 2) experts_b_kernel(const __gr
             __syncthreads();
         }
     }
+    if (!count) wait_for_previous();
     if (!arrive(p.counters_b + group, p.slots + p.shared, &flag)) return;
     for (int task = warp; task < p.tokens * here; task += p.warps) {
-        const int token = task / here, c = group * p.chunks + task - token * here;
+        const int token = divide(task, stand.by_chunks), c = group * p.chunks + task - token * here;
         const float *const from = p.out + c * CHUNK;
         float4 total = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
 #pragma unroll 6

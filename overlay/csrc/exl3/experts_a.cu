@@ -6,8 +6,8 @@ namespace exl3 {
 template <int NB>
 static cudaError_t launch(const ExpertsLaunch &p, int bytes, cudaStream_t stream) {
     if (const cudaError_t error = allow_shared(experts_a_kernel<NB>, bytes)) return error;
-    const int ctas = (p.slots + p.shared) * 2 * p.groups * p.splits;
-    experts_a_kernel<NB><<<ctas, 32 * p.warps, bytes, stream>>>(p);
+    const dim3 grid(2 * p.groups, p.splits, p.slots + p.shared);
+    experts_a_kernel<NB><<<grid, 32 * p.warps, bytes, stream>>>(p);
     return cudaGetLastError();
 }
 
