@@ -112,6 +112,12 @@ def test_only_the_caches_may_be_written(tmp_path: Path) -> None:
     assert made(tmp_path).writable() == tuple(f"{cache}/{name}" for name in names)
 
 
+def test_packed_rows_are_mounted_to_be_read_where_there_are_any(tmp_path: Path) -> None:
+    one = made(tmp_path, place=replace(PLACE, packed_dir="/srv/packs"))
+    assert Mount("/srv/packs", "/engram-packed", read_only=True) in one.mounts
+    assert all(mount.target != "/engram-packed" for mount in made(tmp_path).mounts)
+
+
 def test_places_follow_each_nodes_own_home(tmp_path: Path) -> None:
     settings = settings_of(tmp_path, "CACHE_ROOT=~/c\nMODEL_HOST=./m\nWORKER_TRITON_CACHE=/t\n")
     head = containers.place_of(settings, "head", "/home/a")

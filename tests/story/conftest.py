@@ -44,6 +44,7 @@ def clone(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Clone]:
             assert ended.status == 0, ended.said
         finally:
             put_overlay_back(shared, folder)
+            shutil.rmtree(shared / rehearsal.PACKED, ignore_errors=True)
             shutil.rmtree(made.root / ".venv", ignore_errors=True)
 
 

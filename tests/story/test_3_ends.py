@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import socket
 import time
+import uuid
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +24,15 @@ def events(ran: Ran) -> list[dict[str, Any]]:
 def test_a_killed_worker_is_reported_and_rehearse_brings_the_pair_back(
     clone: Clone, serving: Pair
 ) -> None:
+    """The tables are packed before, so that what comes back reads packed rows: the answers are the
+    same to the last bit."""
+    answers = [answer(clone, text) for text in QUESTIONS]
+    assert "packed rows" not in (clone.logs / "head.log").read_text()
+    packed = clone.start("pack", "--rehearsal")
+    assert packed.status == 0, packed.said
+    assert "all packed files are whole" in packed.out
+    again = clone.start("pack", "--rehearsal", "--verify")
+    assert again.status == 0 and "equal to the shards" in again.out, again.said
     old = serving.processes()
     shared = shared_memory(old)
     assert_death_is_reported(clone, serving, "worker")
@@ -34,6 +45,34 @@ def test_a_killed_worker_is_reported_and_rehearse_brings_the_pair_back(
     assert order[2:] == [("rank started", "worker"), ("rank started", "head")]
     now = Pair.of(clone.standing())
     assert now.launch_id != serving.launch_id
+    for rank, role in enumerate(("head", "worker")):
+        file = clone.rehearsal / "packed" / f"engram-l1-r{rank}of2.bin"
+        log = (clone.logs / f"{role}.log").read_text()
+        used = f"packed rows from {file} by "
+        if shutil.which("g++") is None:  # without a compiler rows are read plainly, from the shards
+            used = "rows from "
+        assert f"Engram layer 1: {used}" in log
+    assert [answer(clone, text) for text in QUESTIONS] == answers
+
+
+QUESTIONS = ("What is 17*19? Reply with the integer only.", "Tell me of the sea. " * 12)
+
+
+def answer(clone: Clone, text: str) -> list[tuple[str, float]]:
+    """Tokens of a reply with their log-probabilities, from no prefix cache."""
+    body = {
+        "model": clone.model,
+        "messages": [{"role": "user", "content": text}],
+        "max_tokens": 12,
+        "temperature": 0,
+        "logprobs": True,
+        "thinking": {"type": "disabled"},
+        "cache_salt": uuid.uuid4().hex,
+    }
+    choice = clone.ask("POST", "/v1/chat/completions", json=body).json()["choices"][0]
+    found = [(one["token"], one["logprob"]) for one in choice["logprobs"]["content"]]
+    assert found
+    return found
 
 
 def test_ctrl_c_on_logs_only_detaches(clone: Clone, serving: Pair) -> None:
