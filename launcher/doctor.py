@@ -9,8 +9,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
+from launcher import doctor_memory
 from launcher.clock import span
 from launcher.facts.base import Missing, gib
+from launcher.facts.care import Care
 from launcher.facts.docker import Image
 from launcher.facts.kernel import KernelLog
 from launcher.facts.probes import ReadSpeed
@@ -38,6 +40,8 @@ class Checks:
     probes: Callable[[Link], Sequence[Probe]] = lambda link: ()
     log: Callable[[str], KernelLog | Missing | None] = lambda node: None
     reads: Callable[[str], ReadSpeed | Missing | None] = lambda node: None
+    care: Callable[[str], Care | Missing | None] = lambda node: None
+    guard: bool = False  # DSV41_MEM_GUARD=1
 
 
 @dataclass(frozen=True)
@@ -100,6 +104,13 @@ def report(
         speed = checks.reads(survey.name)
         if speed is not None:
             lines.append(_disk_speed(survey.name, speed))
+        care = checks.care(survey.name)
+        if care is not None:
+            findings += doctor_memory.found(survey.name, care, checks.guard)
+            if isinstance(care, Missing):
+                lines.append(Line("warn", "memory", f"{survey.name}: not asked: {care.reason}"))
+            else:
+                lines.append(Line("ok", "memory", doctor_memory.advice(survey.name, care)))
         log = checks.log(survey.name)
         if log is not None:
             found = kernel_signs(survey.name, log)

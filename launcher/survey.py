@@ -12,6 +12,7 @@ from launcher.errors import LauncherError
 from launcher.facts import batch
 from launcher.facts import docker as docker_facts
 from launcher.facts.base import Missing
+from launcher.facts.care import Care, CareFact
 from launcher.facts.disks import Disk, DisksFact
 from launcher.facts.docker import Container, Docker, Image
 from launcher.facts.gpu import DevicesFact, Gpu, GpuApp, GpuAppsFact, GpuFact
@@ -158,6 +159,11 @@ def local_interfaces(node: Node) -> tuple[Interface, ...] | Missing:
 
 def kernel_log(node: Node) -> KernelLog | Missing:
     found: KernelLog | Missing = batch.one(node, KernelLogFact(), 20.0)
+    return found
+
+
+def care(node: Node) -> Care | Missing:
+    found: Care | Missing = batch.one(node, CareFact())
     return found
 
 

@@ -41,6 +41,8 @@ class Node:
     mute: bool = False  # the daemon does not answer
     names_given: dict[str, str] = field(default_factory=lambda: {"dsv41-exl3-head": ID, ID: ID})
 
+    _written: dict[int, tuple[int, int]] = field(default_factory=dict)
+
     @property
     def available(self) -> int:
         used = sum(self.private.values()) + self.driver + self.shmem + SYSTEM
@@ -78,16 +80,23 @@ class Node:
         for entry in self.root.iterdir():
             if entry.name.isdigit() and int(entry.name) not in self.private:
                 shutil.rmtree(entry)
+                self._written.pop(int(entry.name), None)
         for pid, size in self.private.items():
             self._process(pid, size)
 
     def _process(self, pid: int, size: int) -> None:
         entry, out = self.root / str(pid), self.swapped.get(pid, 0)
+        if self._written.get(pid) == (size, out):
+            return
+        known = pid in self._written
+        self._written[pid] = (size, out)
         entry.mkdir(exist_ok=True)
         (entry / "status").write_text(
             f"Name:\t{self.names.get(pid, 'other')}\nRssAnon:\t{size - out >> 10} kB\n"
             f"RssFile:\t900000 kB\nRssShmem:\t0 kB\nVmSwap:\t{out >> 10} kB\n"
         )
+        if known:
+            return
         parent = SERVER if pid == CHILD else 1
         rest = " ".join(["S", str(parent), *["0"] * 17, str(pid * 10), "0"])
         (entry / "stat").write_text(f"{pid} (a (name) x) {rest}\n")

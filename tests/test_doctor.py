@@ -10,14 +10,18 @@ if __name__ == "__main__":  # before the imports below, which this Python may la
 from collections.abc import Sequence
 from dataclasses import replace
 
+import pytest
 from spark_facts import GIVEN, WANTED, docker, interfaces, rank, roce, survey, text
 
 from launcher.doctor import Checks, Report, kernel_signs, report
+from launcher.facts import batch
 from launcher.facts.base import Missing
+from launcher.facts.care import Care, CareFact
 from launcher.facts.kernel import KernelLog, KernelLogFact
 from launcher.facts.probes import PingFact, ReadSpeed
 from launcher.findings import Finding
 from launcher.link import Link, find
+from launcher.nodes.local import LocalNode
 from launcher.preflight import check
 from launcher.survey import Probe, Survey
 
@@ -171,3 +175,67 @@ def test_findings_of_others_are_part_of_it() -> None:
     extra = Finding("rsync over ssh failed", "rsync on the worker", "sudo apt install rsync")
     found = told(extra=[extra])
     assert found.code == 1 and "rsync over ssh failed" in found.of("wrong")[0].text
+
+
+# ---- memory care ----
+
+CARE = Care(True, False, True, True, "3.12.3", "core", 0)
+
+
+def cared(care: Care | Missing, guard: bool = False) -> Report:
+    return told(checks=replace(GOOD, care=lambda node: care, guard=guard))
+
+
+def test_how_a_job_beside_the_pair_is_bounded_is_told() -> None:
+    rows = "\n".join(cared(CARE).rows())
+    assert "head: a heavy job beside the pair" in rows and "worker: a heavy job" in rows
+    assert "sudo systemd-run --scope -p MemoryMax=2G <job>" in rows
+    assert cared(CARE).verdict == "nothing would stop a start"
+    user = "\n".join(cared(replace(CARE, scope_user=True)).rows())
+    assert "systemd-run --user --scope -p MemoryMax=2G <job>" in user
+    none = "\n".join(cared(replace(CARE, scope=False)).rows())
+    assert "ulimit -v" in none and "there is no systemd-run" in none
+
+
+@pytest.mark.parametrize(
+    ("care", "guard", "said"),
+    [
+        (replace(CARE, sudo=False), False, "sudo asks for a password"),
+        (replace(CARE, pressure=False), False, "psi=1"),
+        (replace(CARE, shm=3 << 30), False, "3.0 GiB lie in /dev/shm"),
+        (replace(CARE, python="3.10.12"), True, "python3 is 3.10.12"),
+        (replace(CARE, python=""), True, "python3 is not there"),
+        (replace(CARE, killers=("earlyoom",)), False, "earlyoom may end a rank"),
+        (Missing("no answer within 10 s"), False, "no answer within 10 s"),
+    ],
+)
+def test_what_memory_care_lacks_is_a_warning(care: Care | Missing, guard: bool, said: str) -> None:
+    found = cared(care, guard)
+    assert found.code == 0 and said in "\n".join(found.rows())
+    assert {line.topic for line in found.of("warn")} == {"memory"}
+
+
+def test_an_old_python_is_no_matter_without_the_guard() -> None:
+    assert not cared(replace(CARE, python="")).of("warn")
+
+
+SAID = """scope
+pressure
+python 3.12.3
+core |/usr/share/apport/apport %p
+shm 1048576
+killer systemd-oomd
+"""
+
+
+def test_memory_care_is_read() -> None:
+    found = CareFact().parse(SAID)
+    assert found == Care(
+        True, False, False, True, "3.12.3", "|/usr/share/apport/apport %p", 1 << 30,
+        ("systemd-oomd",),
+    )  # fmt: skip
+    assert CareFact().parse("python \ncore core\nshm \n").python == ""
+    with pytest.raises(ValueError, match="core_pattern"):
+        CareFact().parse("")
+    here = batch.one(LocalNode(), CareFact())
+    assert isinstance(here, Care) and here.core

@@ -157,7 +157,7 @@ def test_two_looks_below_and_back_again(node: Node) -> None:
 
     def dips(at: float) -> None:
         if node.up:
-            low = at % 60 in (30, 31)
+            low = 30 <= at % 60 < 31
             node.private[CHILD] = 3 * GIB + (base + 2 * GIB if low else base)
 
     base = room(node) - GIB
@@ -169,7 +169,7 @@ def test_two_looks_below_and_back_again(node: Node) -> None:
     # With two it is stopped at the second.
     again = Story(node, dips, seconds=130)
     node.now = 1000.0
-    assert again.run(samples=2) == 3 and again.ended_at == 31.25
+    assert again.run(samples=2) == 3 and again.ended_at == 30.75
 
 
 def test_stop_comes_before_kill(node: Node) -> None:
@@ -349,6 +349,26 @@ def test_a_tree_is_followed_and_ended_whole() -> None:
         child.wait()
         assert not tree.runs()
         assert not Path(f"/proc/{other}").exists() or proc.zombie(Path(f"/proc/{other}"))
+
+
+def test_a_tree_without_its_first_process_is_headless_until_it_is_ended() -> None:
+    code = (
+        "import subprocess, sys\n"
+        "p = subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(60)'])\n"
+        "print(p.pid, flush=True)\ninput()"
+    )
+    pipe = subprocess.PIPE
+    with subprocess.Popen([sys.executable, "-c", code], stdin=pipe, stdout=pipe) as child:
+        assert child.stdout is not None and child.stdin is not None
+        other = int(child.stdout.readline())
+        tree = Tree(child.pid)
+        assert tree.find() and tree.pids() == {child.pid, other} and not tree.headless()
+        child.stdin.write(b"\n")
+        child.stdin.flush()
+        child.wait()
+        assert tree.runs() and tree.headless() and tree.pids() == {other}
+        tree.kill()
+        assert not tree.runs() and not tree.headless()
 
 
 def test_shared_memory_that_is_left_is_removed_and_that_in_use_is_not() -> None:

@@ -228,6 +228,8 @@ def doctor(app: App, settings: Settings) -> int:
         probes=lambda link: survey.probes(pair.head, link),
         log=lambda role: survey.kernel_log(nodes[role]),
         reads=reads,
+        care=lambda role: survey.care(nodes[role]),
+        guard=settings.flag("DSV41_MEM_GUARD"),
     )
     found = reporting.report(seen.given, seen.head, seen.worker, seen.link, seen.findings, checks)
     for row in found.rows():

@@ -22,10 +22,9 @@ from launcher.together import together
 
 WAIT = 30.0  # seconds; a stop has waited for the driver already
 LOOK = 1.0
-# 1: page cache alone. What is dirty is written first, or it would stay.
-DROP = ("sudo", "-n", "sh", "-c", "sync; echo 1 > /proc/sys/vm/drop_caches")
+DROP = ("sudo", "-n", "sysctl", "-q", "vm.drop_caches=1")  # 1: page cache alone
 DROPPING = 60.0  # seconds: writing what is dirty may take some
-BY_HAND = "sync; echo 1 | sudo tee /proc/sys/vm/drop_caches"
+BY_HAND = "sync; sudo sysctl vm.drop_caches=1"
 
 Look = Callable[[], Mapping[str, Memory | Missing]]
 
@@ -45,6 +44,7 @@ def before_launch(
 def drop_cache(node: Node) -> str | None:
     """Why the page cache could not be dropped, None when it was."""
     try:
+        node.run(("sync",), timeout=DROPPING)  # what is dirty would stay
         done = node.run(DROP, timeout=DROPPING)
     except LauncherError as error:
         return error.found

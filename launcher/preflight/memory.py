@@ -66,8 +66,8 @@ def memory(given: Given, pair: Standing, head: Survey, worker: Survey) -> list[F
                     "page cache",
                     "free memory for the GPU's driver, which cannot take it from the page cache",
                     "nothing where DSV41_DROP_PAGE_CACHE=1 and sudo asks for no password: it is"
-                    f" dropped before the launch; else on the {survey.name}: sync; echo 3 | sudo"
-                    " tee /proc/sys/vm/drop_caches",
+                    f" dropped before the launch; else on the {survey.name}: sync; sudo sysctl"
+                    " vm.drop_caches=1",
                     TOPIC,
                 )
             )

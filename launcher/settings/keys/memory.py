@@ -88,7 +88,7 @@ KEYS = (
         "memory",
         "integer",
         "2",
-        "… in so many looks, one a second",
+        "… in so many looks in a row, a second apart, half a second once it is low",
         limits=(1, 600),
     ),
     Setting(

@@ -126,13 +126,15 @@ def look(own: Callable[[], set[int]], at: float, root: Path = PROC) -> Sample:
     size = sizes((root / "meminfo").read_text())
     mine, every = own(), list(processes(root))
     shmem = size.get("Shmem", 0)
+    # Without the kernel's account of anonymous memory the rest says nothing.
+    rest = size["MemTotal"] - sum(size.get(name, 0) for name in ACCOUNTED)
     return Sample(
         at=at,
         available=size["MemAvailable"],
         free=size["MemFree"],
         cached=max(0, size.get("Cached", 0) + size.get("Buffers", 0) - shmem),
         shmem=shmem,
-        driver=max(0, size["MemTotal"] - sum(size.get(name, 0) for name in ACCOUNTED)),
+        driver=max(0, rest) if "AnonPages" in size else 0,
         swap_used=max(0, size.get("SwapTotal", 0) - size.get("SwapFree", 0)),
         full=pressure(root),
         own=tuple(each for each in every if each.pid in mine),

@@ -12,6 +12,7 @@ from launcher.watch.guard.engine import DockerFault
 from launcher.watch.guard.target import Target
 
 LOOK = 1.0  # seconds
+LOW = 0.5  # … while memory is low
 HASTE = 0.25  # … while it is ending
 REPORT = 30.0
 STEP = 64 << 20  # bytes by which the low water must fall to be written at once
@@ -82,9 +83,12 @@ def watch(
         if decision.kind in ("stop", "kill"):
             acted = acted or decision
             left |= shm.used(target.pids())
-            _act(target, decision, notes)
+            _do(target.stop if decision.kind == "stop" else target.kill, decision.kind, notes)
             if decision.kind == "stop":
                 notes.why(_why(target, decision, sample, wall()))
+        if acted and target.headless():
+            notes.line("its first process has ended: what that left behind is killed")
+            _do(target.kill, "kill", notes)
         lowest = guard.lowest
         assert lowest is not None
         if low is None or lowest.available <= low - STEP or now - noted >= REPORT:
@@ -95,7 +99,7 @@ def watch(
             notes.line(
                 f"{state(sample)}; lowest {gib(lowest.available)} GiB; largest: {largest(sample)}"
             )
-        sleep(HASTE if acted else LOOK)
+        sleep(HASTE if acted else LOW if guard.streak else LOOK)
     if guard.lowest is not None:
         notes.low(_low(target, guard.lowest, wall() - (clock() - guard.lowest.at)))
     if acted is None:
@@ -107,14 +111,11 @@ def watch(
     return STOPPED
 
 
-def _act(target: Target, decision: Decision, notes: Notes) -> None:
+def _do(what: Callable[[], None], name: str, notes: Notes) -> None:
     try:
-        if decision.kind == "stop":
-            target.stop()
-        else:
-            target.kill()
+        what()
     except (DockerFault, OSError) as error:
-        notes.line(f"the {decision.kind} failed: {error}")
+        notes.line(f"the {name} failed: {error}")
 
 
 def _why(target: Target, decision: Decision, sample: Sample, at: float) -> dict[str, Any]:

@@ -21,6 +21,10 @@ class Target(Protocol):
 
     def runs(self) -> bool: ...
 
+    def headless(self) -> bool:
+        """Whether processes of it are left that nobody ends: its first one, who would, has gone."""
+        ...
+
     def pids(self) -> set[int]:
         """Of all its processes, as this node counts them."""
         ...
@@ -55,6 +59,10 @@ class Tree:
     def runs(self) -> bool:
         """Whether anything of it is left."""
         return bool(self.pids())
+
+    def headless(self) -> bool:
+        gone = self._ticks is None or not self._lives(self.pid, self._ticks)
+        return gone and self.runs()
 
     def pids(self) -> set[int]:
         alive = {pid for pid, ticks in self._members.items() if self._lives(pid, ticks)}
@@ -127,6 +135,9 @@ class Container:
             return False
         self._first = Tree(int(found["State"]["Pid"]), self._root)
         return self._first.find()
+
+    def headless(self) -> bool:
+        return False  # the kernel ends all of a container with its first process
 
     def pids(self) -> set[int]:
         found = set() if self._first is None else self._first.pids()
