@@ -138,6 +138,10 @@ def test_more_stages_than_the_model_has_places_for() -> None:
     assert "7 stages: only 6 can be made" in fault
 
 
+def test_more_gpus_than_layers() -> None:
+    assert [each.name for each in layouts(SHAPE, CONTENTS, 64)][-2:] == ["TP4 x PP16", "TP2 x PP32"]
+
+
 def test_a_draft_reads_layers_of_the_last_stage() -> None:
     found = layout(SHAPE, CONTENTS, 1, (38, 2))
     assert any("the draft reads layers 37-39" in fault for fault in found.stage_faults)
@@ -326,8 +330,10 @@ def test_what_cannot_be_planned(
     assert said in capfd.readouterr().err
 
 
-def test_a_directory_that_is_no_checkpoint(root: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_what_does_not_go_together(root: Path, capfd: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["plan", "--model", "/nowhere"], root=root, environ={}) == 1
     assert "/nowhere/config.json cannot be read" in capfd.readouterr().err
     assert plan(root, "--machine", "h200", "--gpus", "2", "--layers", "1,2") == 1
     assert "sum to 40" in capfd.readouterr().err
+    assert plan(root, "--set", "KV_BLOCK_SIZE=33") == 1
+    assert "KV pages of 33 tokens" in capfd.readouterr().err

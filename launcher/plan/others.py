@@ -8,6 +8,7 @@ from typing import Any
 
 import launcher.plan.overlay  # noqa: F401  (before spark_overlay)
 from launcher.plan.machines import SMALL_RECORD, Machine, capability
+from launcher.plan.source import NAME as PUBLISHED
 from launcher.plan.source import Source
 from launcher.plan.words import gib, tokens
 from spark_overlay.budget import kv
@@ -19,6 +20,8 @@ from spark_overlay.budget.weights import total, weigh
 GPU_CONTEXT = 3 * GIB
 #: What the published boot keeps free on a Spark, whose system lives from the same memory.
 SPARK_FREE = 4 * GIB
+#: Both Engram tables, in GiB.
+TABLES = 189
 #: TP2 x PP3 of six A100-class GPUs, as DeepInfer-SM80 serves from (a fork of vLLM).
 SIX = (14, 14, 12)
 SIX_NOTE = (
@@ -100,7 +103,7 @@ def _way(source: Source, machine: Machine, chosen: Layout, asked: Asked) -> Way:
 def tell(source: Source, machine: Machine, gpus: int, ways: Sequence[Way]) -> Iterator[str]:
     yield f"checkpoint: {source.name}"
     yield f"{gpus} x {machine.name}, {machine.memory:g} GiB each, {machine.arch}"
-    yield from _of_arch(machine)
+    yield from _common(source, machine)
     for way in ways:
         yield ""
         yield f"{_name(way)}: {_verdict(way)}"
@@ -140,7 +143,7 @@ def tell_all(source: Source, machine: Machine, found: Mapping[int, Sequence[Way]
     """The best way of each number of GPUs, a line each."""
     yield f"checkpoint: {source.name}"
     yield f"{machine.name}, {machine.memory:g} GiB each, {machine.arch}"
-    yield from _of_arch(machine)
+    yield from _common(source, machine)
     for gpus, ways in found.items():
         running = [way for way in ways if way.runs]
         if running:
@@ -165,10 +168,12 @@ def _verdict(way: Way) -> str:
     return f"refused; would hold {much}" if way.layout.faults else much
 
 
-def _of_arch(machine: Machine) -> Iterator[str]:
+def _common(source: Source, machine: Machine) -> Iterator[str]:
     if capability(machine.arch) in SMALL_RECORD:
         yield "  SM100 keeps 528 bytes a token, not 584: its KV holds about a tenth more than shown"
-    yield "  Engram's tables are read from files: 189 GiB of local disk on every node"
+    if source.shape.engram_layers:
+        size = f", {TABLES} GiB on every node" if source.name == PUBLISHED else ""
+        yield f"  Engram's tables are read from files{size}: memory holds only the rows of a step"
 
 
 def as_json(source: Source, machine: Machine, gpus: int, ways: Sequence[Way]) -> dict[str, Any]:

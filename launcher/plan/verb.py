@@ -22,7 +22,10 @@ SHOWN_GPUS = range(1, 9)  # where their number is not given
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--machine", choices=MACHINES, help="a known machine; otherwise this pair")
+    parser.add_argument(
+        "--machine", choices=MACHINES, metavar="NAME",
+        help=f"instead of this pair, of: {', '.join(MACHINES)}",
+    )  # fmt: skip
     parser.add_argument(
         "--gpus", type=_gpus, metavar="N", help="how many, of --machine or --memory"
     )
@@ -54,7 +57,9 @@ def plan(app: App, args: argparse.Namespace) -> int:
         if isinstance(error, LauncherError):
             raise
         raise LauncherError(
-            str(error), "a checkpoint and a layout that go together", "give another of the two"
+            str(error),
+            "a checkpoint, settings and stages that go together",
+            "change what the first line names; ./start.sh config --explain shows each origin",
         ) from None
 
 

@@ -54,10 +54,11 @@ class Layout:
 def layouts(
     shape: ModelShape, contents: Contents, gpus: int, *, draft: bool = True, vision: bool = False
 ) -> list[Layout]:
-    """Every TP x PP = ``gpus``, each with its best partition, widest TP first."""
+    """Every TP x PP = ``gpus`` that gives each stage a layer, in its best partition; widest TP
+    first."""
     found = []
     for tp in range(gpus, 0, -1):
-        if gpus % tp:
+        if gpus % tp or gpus // tp > shape.layers:
             continue
         layers = best_partition(shape, contents, gpus // tp, draft=draft, vision=vision)
         found.append(layout(shape, contents, tp, layers))
