@@ -20,6 +20,8 @@ from gpu.chunks import plan
 from hypothesis import given
 from hypothesis import strategies as st
 
+from spark_overlay.exl3.names import parse
+
 RESULTS = Path(__file__).resolve().parents[1] / "overlay" / "benchmarks" / "results"
 NAMES = st.text("abcdef0123456789.-", min_size=1, max_size=8)
 
@@ -163,6 +165,21 @@ def test_every_check_asks_known_engines_and_says_its_cost() -> None:
 def test_the_model_is_legal_for_one_and_two_ranks(name: str) -> None:
     for tp in (1, 2):
         shape.check_ranks(shape.SHAPES[name], tp)
+        shape.check_ranks(shape.with_draft(name), tp)
+
+
+@pytest.mark.parametrize("name", shape.SHAPES)
+def test_the_draft_is_added_behind_the_same_model(name: str) -> None:
+    plain, drafted = shape.SHAPES[name], shape.with_draft(name)
+    for items in (shape.linears, shape.natives):
+        before, after = list(items(plain)), list(items(drafted))
+        added = [item for item in after if item not in before]
+        assert [item for item in after if item in before] == before and added
+        keys = [getattr(item, "key", None) or item.name for item in added]
+        assert all(key.startswith("mtp.") for key in keys) and len(set(keys)) == len(keys)
+    parsed = [parse(f"{i.key}.slice.0" if i.key.endswith("wo_a") else i.key)
+              for i in shape.linears(drafted)]  # fmt: skip
+    assert sum(target.stage == "mtp" for target in parsed) > 3 * 16 * 3
 
 
 def test_the_model_has_the_real_dimensions_and_every_kind_of_layer() -> None:

@@ -27,7 +27,7 @@ class Engine:
 
     cold: int
     seconds: int
-    kind: Literal["plain", "exl3", "engram"] = "plain"
+    kind: Literal["plain", "exl3", "draft", "engram"] = "plain"
     overlay: bool = False
     taped: bool = False
     firsts: bool = False  # also the first token after each of many prompts
@@ -38,6 +38,12 @@ class Engine:
 EXACT = {"swa_bounded_replay": False}
 EAGER = {"enforce_eager": True}
 GRAPHS = {"compilation_config": {"cudagraph_capture_sizes": [1, 2, 4]}}
+#: Of a step that verifies three drafted tokens of each of up to four requests.
+DRAFTED = {
+    "compilation_config": {"cudagraph_capture_sizes": [1, 2, 4, 8, 12, 16]},
+    "speculative_config": {"method": "dspark", "num_speculative_tokens": 3},
+}
+NO_WARMUP = {"kernel_config": {"enable_jit_warmup": False}}
 PIECES = {"compilation_config": {**GRAPHS["compilation_config"], "cudagraph_mode": "PIECEWISE"}}
 CACHED = {"enable_prefix_caching": True}
 ENGINES: Mapping[str, Engine] = {
@@ -52,7 +58,13 @@ ENGINES: Mapping[str, Engine] = {
         kind="exl3",
         overlay=True,
         taped=True,
-        options={**EXACT, **EAGER, "kernel_config": {"enable_jit_warmup": False}},
+        options={**EXACT, **EAGER, **NO_WARMUP},
+    ),
+    "exl3-graphs": Engine(
+        173, 60, kind="exl3", overlay=True, options={**EXACT, **GRAPHS, **NO_WARMUP}
+    ),
+    "exl3-draft": Engine(
+        190, 75, kind="draft", overlay=True, options={**EXACT, **DRAFTED, **NO_WARMUP}
     ),
     **{
         # Replay is on, as it is by default, but where nothing is captured.

@@ -29,7 +29,8 @@ from spark_overlay.headers import INDEX_NAME
 from spark_overlay.rehearsal import tokenizer
 from spark_overlay.rehearsal.shape import Linear, Native
 
-Kind = Literal["plain", "exl3", "engram"]
+Kind = Literal["plain", "exl3", "draft", "engram"]
+PACKED = ("exl3", "draft")
 #: Scale bytes of the tables, 2^-8 to 2^-6: over all finite codes rows come out around 1.
 SCALES = (119, 122)
 DTYPES = {"BF16": torch.bfloat16, "F32": torch.float32}
@@ -37,7 +38,9 @@ DTYPES = {"BF16": torch.bfloat16, "F32": torch.float32}
 
 def text_of(name: str, kind: Kind) -> Mapping[str, Any]:
     """The shape of that name as the checkpoint of this kind has it."""
-    return shape.with_engram(name) if kind == "engram" else shape.SHAPES[name]
+    if kind == "engram":
+        return shape.with_engram(name)
+    return shape.with_draft(name) if kind == "draft" else shape.SHAPES[name]
 
 
 def make(out: Path, text: Mapping[str, Any], kind: Kind, seed: int, device: torch.device) -> int:
@@ -47,12 +50,14 @@ def make(out: Path, text: Mapping[str, Any], kind: Kind, seed: int, device: torc
         return int(json.loads(index.read_text())["metadata"]["total_size"])
     out.mkdir(parents=True, exist_ok=True)
     draw = Draw(seed, device)
-    outer = [n for n in shape.natives(text) if not n.name.startswith("layers.")]
+    outer = [n for n in shape.natives(text) if not n.name.startswith(("layers.", "mtp."))]
     head = [linear for linear in shape.linears(text) if linear.key == "head"]
     parts: list[Iterator[Native | Linear | Slices]] = [chain(outer, head)]
     for layer in range(text["num_hidden_layers"]):
         linears = shape.layer_linears(text, layer)
         parts.append(chain(shape.layer_natives(text, layer), linears))
+    for stage in range(text["num_nextn_predict_layers"]):
+        parts.append(chain(shape.stage_natives(text, stage), shape.stage_linears(text, stage)))
     # The first part holds what is outside the layers.
     tables = {
         layer + 2: draw.table(layer, rows, text["engram_head_dim"])
@@ -93,7 +98,7 @@ class Draw:
         if isinstance(item, Native):
             values = self.normal(item.name, item.shape, item.std, item.mean)
             return {item.name: values.to(DTYPES[item.dtype])}
-        if kind != "exl3":
+        if kind not in PACKED:
             groups = item.groups if isinstance(item, Slices) else 1
             size = (groups * item.n_out, item.n_in)
             gain = item.gain if isinstance(item, Linear) else 1.0
@@ -152,7 +157,7 @@ def configs(text: Mapping[str, Any], kind: Kind, seed: int) -> dict[str, Any]:
         "text_config": dict(text),
         "vision_config": {"num_hidden_layers": 0, "hidden_size": 64},
     }
-    if kind == "exl3":
+    if kind in PACKED:
         model["quantization_config"] = {"quant_method": "exl3", "bits": 2.9, "codebook": "mul1"}
     return {
         "config.json": model,

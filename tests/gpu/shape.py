@@ -114,6 +114,16 @@ ENGRAM_SIZES: Mapping[str, Mapping[str, int]] = {
 }
 
 
+#: DSpark's draft of three stages behind the packed model, fed by its last three layers.
+STAGES, MARKOV_RANK = 3, 128
+DRAFT: Mapping[str, Any] = {
+    "num_nextn_predict_layers": STAGES,
+    "dspark_target_layer_ids": [3, 4, 5],
+    "dspark_markov_rank": MARKOV_RANK,
+    "compress_ratios": [*_STRUCTURE["compress_ratios"], *[0] * STAGES],
+}
+
+
 @dataclass(frozen=True)
 class Slices:
     """``wo_a``: ``groups`` matrices ``[n_in, n_out]``, packed apart; plain, they are one tensor."""
@@ -129,6 +139,37 @@ def linears(text: Mapping[str, Any]) -> Iterator[Linear | Slices]:
     for layer in range(text["num_hidden_layers"]):
         yield from layer_linears(text, layer)
     yield Linear("head", text["hidden_size"], text["vocab_size"], "columns", gain=3.0)
+    for stage in range(text["num_nextn_predict_layers"]):
+        yield from stage_linears(text, stage)
+
+
+def with_draft(name: str) -> dict[str, Any]:
+    """The shape of that name with a draft behind it."""
+    return {**SHAPES[name], **DRAFT}
+
+
+def stage_linears(text: Mapping[str, Any], stage: int) -> Iterator[Linear | Slices]:
+    hidden, targets = text["hidden_size"], len(text["dspark_target_layer_ids"])
+    if stage == 0:
+        yield Linear("mtp.0.main_proj", hidden * targets, hidden)
+    yield from layer_linears(text, text["num_hidden_layers"] + stage, f"mtp.{stage}")
+
+
+def stage_natives(text: Mapping[str, Any], stage: int) -> Iterator[Native]:
+    hidden, rank = text["hidden_size"], text["dspark_markov_rank"]
+    yield from layer_natives(text, text["num_hidden_layers"] + stage, f"mtp.{stage}")
+    if stage == 0:
+        yield _norm("mtp.0.main_norm", hidden)
+    if stage == text["num_nextn_predict_layers"] - 1:
+        last = f"mtp.{stage}"
+        yield _norm(f"{last}.norm", hidden)
+        for name in ("embed", "head"):
+            std = 1.0 / math.sqrt(rank)
+            size = (text["vocab_size"], rank)
+            yield Native(f"{last}.markov_head.{name}.weight", "BF16", size, std=std)
+        width = hidden + rank
+        std = 1.0 / math.sqrt(width)
+        yield Native(f"{last}.confidence_head.proj.weight", "BF16", (1, width), std=std)
 
 
 def with_engram(name: str) -> dict[str, Any]:
@@ -142,8 +183,13 @@ def with_engram(name: str) -> dict[str, Any]:
     }
 
 
-def layer_linears(text: Mapping[str, Any], layer: int) -> Iterator[Linear | Slices]:
-    attn, hidden, q_rank = f"layers.{layer}.attn", text["hidden_size"], text["q_lora_rank"]
+def layer_linears(
+    text: Mapping[str, Any], layer: int, prefix: str = ""
+) -> Iterator[Linear | Slices]:
+    """Of a layer of the backbone, or of a draft's stage by its ``prefix``."""
+    routed = "dspark_n_routed_experts" if prefix else "n_routed_experts"
+    prefix = prefix or f"layers.{layer}"
+    attn, hidden, q_rank = f"{prefix}.attn", text["hidden_size"], text["q_lora_rank"]
     heads, groups, o_rank = text["num_attention_heads"], text["o_groups"], text["o_lora_rank"]
     source = layer in text["kv_source_layer_ids"]
     yield Linear(f"{attn}.wq_a", hidden, q_rank)
@@ -162,10 +208,10 @@ def layer_linears(text: Mapping[str, Any], layer: int) -> Iterator[Linear | Slic
     if layer in text["engram_layer_ids"]:
         columns = (text["engram_max_ngram_size"] - 1) * text["engram_n_heads"]
         n_out = (text["hc_mult"] + 1) * hidden
-        yield Linear(f"layers.{layer}.engram.wkv", columns * text["engram_head_dim"], n_out)
+        yield Linear(f"{prefix}.engram.wkv", columns * text["engram_head_dim"], n_out)
     inner = text["moe_intermediate_size"]
-    names = [f"experts.{e}" for e in range(text["n_routed_experts"])] + ["shared_experts"]
-    for name in (f"layers.{layer}.ffn.{n}" for n in names):
+    names = [f"experts.{e}" for e in range(text[routed])] + ["shared_experts"]
+    for name in (f"{prefix}.ffn.{n}" for n in names):
         yield Linear(f"{name}.w1", hidden, inner, "columns")
         yield Linear(f"{name}.w2", inner, hidden, "rows")
         yield Linear(f"{name}.w3", hidden, inner, "columns")
@@ -181,10 +227,14 @@ def natives(text: Mapping[str, Any]) -> Iterator[Native]:
         yield Native(name, "F32", (hidden,), std=1.0)
     for layer in range(text["num_hidden_layers"]):
         yield from layer_natives(text, layer)
+    for stage in range(text["num_nextn_predict_layers"]):
+        yield from stage_natives(text, stage)
 
 
-def layer_natives(text: Mapping[str, Any], layer: int) -> Iterator[Native]:
-    prefix, hidden, mult = f"layers.{layer}", text["hidden_size"], text["hc_mult"]
+def layer_natives(text: Mapping[str, Any], layer: int, prefix: str = "") -> Iterator[Native]:
+    routed = "dspark_n_routed_experts" if prefix else "n_routed_experts"
+    prefix = prefix or f"layers.{layer}"
+    hidden, mult = text["hidden_size"], text["hc_mult"]
     attn = f"{prefix}.attn"
     yield _norm(f"{prefix}.attn_norm", hidden)
     yield _norm(f"{prefix}.ffn_norm", hidden)
@@ -201,7 +251,7 @@ def layer_natives(text: Mapping[str, Any], layer: int) -> Iterator[Native]:
     if layer in text["index_source_layer_ids"]:
         shape = (text["index_n_heads"], hidden)
         yield Native(f"{attn}.indexer.weights_proj.weight", "BF16", shape, std=per_root)
-    experts, gate = text["n_routed_experts"], f"{prefix}.ffn.gate"
+    experts, gate = text[routed], f"{prefix}.ffn.gate"
     yield Native(f"{gate}.weight", "BF16", (experts, hidden), std=0.5 * per_root)
     yield Native(f"{gate}.bias", "F32", (experts,), std=1.0)
     mixes, fan_in = mult * (mult + 2), mult * hidden
