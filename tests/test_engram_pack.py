@@ -247,6 +247,75 @@ def test_a_drive_that_fills_up_is_told_and_the_work_kept(root, tmp_path, monkeyp
     pack.verify(tasks, lines.append)
 
 
+def test_a_drive_that_has_no_room_for_the_progress_either(root, tmp_path, monkeypatch) -> None:
+    tasks = pack.plan(root, tmp_path, 0, 2, [1])
+    renamed = os.replace
+
+    def full(source: Path, target: Path) -> None:
+        if str(target).endswith(".progress"):
+            raise OSError(28, "No space left on device")
+        renamed(source, target)
+
+    monkeypatch.setattr(os, "replace", full)
+    with pytest.raises(EngramError, match=r"No space left.*Free some space and run it again"):
+        pack.pack(tasks, lambda line: None, chunk_bytes=ROW * 10)
+    monkeypatch.setattr(os, "replace", renamed)
+    pack.pack(tasks, lambda line: None)
+    pack.verify(tasks, lambda line: None)
+
+
+def test_a_plan_tells_what_is_left_and_writes_nothing(root, tmp_path) -> None:
+    out = tmp_path / "not" / "there"
+    tasks = pack.plan(root, out, 0, 2)
+    total = sum(task.header.file_bytes for task in tasks)
+    first = pack.look(tasks)
+    assert (first.total, first.left, first.needed) == (total, total, total + pack.SPARE_BYTES)
+    assert first.free > 0 and not out.exists()
+    pack.pack(tasks[:1], lambda line: None)
+    half = pack.look(tasks)
+    assert (half.left, half.absent) == (tasks[1].header.file_bytes, (tasks[1].path.name,))
+    pack.pack(tasks, lambda line: None)
+    assert (pack.look(tasks).needed, pack.look(tasks).absent) == (0, ())
+
+
+@pytest.mark.parametrize("name", ["SIGTERM", "SIGINT"])
+def test_a_signal_ends_it_in_order_and_the_next_goes_on(tmp_path, name) -> None:
+    config = small_config(engram_vocab_size=40000)
+    layers, counts = config["engram_layer_ids"], config["engram_num_embeddings"]
+    root, out = tmp_path / "source", tmp_path / "out"
+    synthetic.write_tables(root, layers, counts, DIM, {"text_config": config}, 3)
+    argv = [sys.executable, "-c", SIGNALLED, "--source", str(root), "--out", str(out)]
+    argv += ["--rank", "0", "--tp", "1"]
+    environ = os.environ | {"PYTHONPATH": str(OVERLAY)}
+    with subprocess.Popen(argv, stderr=subprocess.PIPE, text=True, env=environ) as process:
+        assert process.stderr is not None
+        while not list(out.glob("*.progress")) and process.poll() is None:
+            time.sleep(0.005)
+        process.send_signal(getattr(signal, name))
+        said = process.stderr.read()
+    assert process.returncode == 128 + getattr(signal, name), said
+    assert said == f"stopped by {name}; the next run goes on from here\n"
+    tasks = pack.plan(root, out, 0, 1)
+    lines: list[str] = []
+    pack.pack(tasks, lines.append)
+    assert any("goes on after" in line for line in lines)
+    pack.verify(tasks, lines.append)
+
+
+SIGNALLED = """
+import os, runpy, time
+rename = os.replace
+
+def slowly(source, target):
+    rename(source, target)
+    if str(target).endswith(".progress"):
+        time.sleep(20)  # the signal comes here
+
+os.replace = slowly
+runpy.run_module("spark_overlay.engram.pack", run_name="__main__")
+"""
+
+
 @pytest.mark.parametrize("progress", ['{"rows": 1000000}', "{", '{"rows": -3}', '{"rows": 300}'])
 def test_progress_that_does_not_fit_the_file_begins_anew(root, tmp_path, progress) -> None:
     tasks = pack.plan(root, tmp_path, 0, 2, [1])

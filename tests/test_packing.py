@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import spark_facts
 from docker.types import HostConfig
 from settings_root import settings_of
 
@@ -25,12 +26,15 @@ from launcher.commands.container import NodePlace, place_of
 from launcher.console import Console
 from launcher.deployment import Rank
 from launcher.errors import LauncherError
+from launcher.facts.base import Missing
 from launcher.facts.packs import Packs, PacksFact
 from launcher.nodes.local import LocalNode
 from launcher.packing import container, words
 from launcher.packing.container import ContainerJob, packer
 from launcher.packing.local import LocalJob
 from launcher.packing.run import Ended, pack
+from launcher.preflight import check
+from launcher.preflight.weights import packs as preflight_packs
 from launcher.record import Record
 from launcher.runtimes.base import RankStatus
 from spark_overlay.engram.meter import Meter
@@ -358,3 +362,13 @@ def test_a_local_packer_is_a_process_that_ends_when_it_is_told(tmp_path: Path) -
     assert lines == [
         f"-m spark_overlay.engram.pack --source {tmp_path}/src --out {tmp_path}/out --rank 0 --tp 2"
     ]
+
+
+def test_packs_that_cannot_be_listed_keep_a_start() -> None:
+    """A pair that serves from them would else be started anew without."""
+    assert preflight_packs(spark_facts.survey("head")) == []
+    hangs = spark_facts.survey("worker", packs=Missing("no answer within 5 s"))
+    both = check(spark_facts.GIVEN, spark_facts.survey("head"), hangs, None, [])
+    (found,) = [each for each in both if "packed Engram rows" in each.found]
+    assert "on the worker" in found.found and "no answer within 5 s" in found.found
+    assert found.level == "wrong" and "WORKER_PACKED_DIR" in found.mend

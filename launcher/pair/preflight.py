@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from launcher import survey
-from launcher.facts.base import Missing
+from launcher.deployment import Role
 from launcher.findings import refuse, stopping, warnings
 from launcher.pair import look
 from launcher.steps.base import PREFLIGHT, Context, Step, fingerprint
@@ -60,17 +60,13 @@ class PairPreflight(Step):
     def _tell_packs(self, ctx: Context, seen: look.Seen) -> None:
         """Where each rank's Engram rows come from."""
         store = ctx.settings.text("ENGRAM_STORE")
-        for role, found in (("head", seen.head), ("worker", seen.worker)):
-            if isinstance(found.packs, Missing):
-                ctx.console.warn(
-                    f"whether {found.paths.packed} on the {role} has packed Engram rows could not"
-                    f" be seen ({found.packs.reason}): it reads the shards"
-                )
-                continue
-            names = found.packs.of(0 if role == "head" else 1)
-            where = f"{found.paths.packed} ({', '.join(names)})" if names else "the shards"
+        places = {"head": seen.head.paths.packed, "worker": seen.worker.paths.packed}
+        roles: tuple[Role, Role] = ("head", "worker")
+        for role in roles:
+            names = seen.packs(role)
+            where = f"{places[role]} ({', '.join(names)})" if names else "the shards"
             if names and store != "file":
-                where = f"the shards, not {found.paths.packed}: ENGRAM_STORE={store}"
+                where = f"the shards, not {places[role]}: ENGRAM_STORE={store}"
             ctx.record.event(self.key, "engram rows", node=role, where=where)
             if names:
                 ctx.console.say(f"  {role}: Engram rows from {where}")

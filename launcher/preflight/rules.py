@@ -12,7 +12,7 @@ from launcher.preflight.memory import memory
 from launcher.preflight.nodes import abilities, image, parity
 from launcher.preflight.pair import containers, standing
 from launcher.preflight.places import disks, ports
-from launcher.preflight.weights import weights
+from launcher.preflight.weights import packs, weights
 from launcher.survey import Probe, Survey
 
 
@@ -51,6 +51,7 @@ def check(
     findings += parity(head, worker)
     findings += image(given, head, worker)
     findings += weights(head, worker)
+    findings += [*packs(head), *packs(worker)]
     findings += containers(given, head, worker, half_up)
     findings += ports(given, pair, head)
     findings += memory(given, pair, head, worker)

@@ -28,6 +28,23 @@ def engram_sources(head: Survey, worker: Survey) -> list[Finding]:
     return [*findings, *_same(head.engram, worker.engram, "Engram source", True)]
 
 
+def packs(survey: Survey) -> list[Finding]:
+    """That packed rows are there must be known: a pair that serves from them would be started anew
+    without."""
+    if not isinstance(survey.packs, Missing):
+        return []
+    path = shlex.quote(survey.paths.packed)
+    return [
+        Finding(
+            f"whether {survey.paths.packed} on the {survey.name} has packed Engram rows could not"
+            f" be seen: {survey.packs.reason}",
+            "a directory that can be listed, or none",
+            f"on the {survey.name}: ls -l {path}; HEAD_PACKED_DIR and WORKER_PACKED_DIR name it",
+            topic=TOPIC,
+        )
+    ]
+
+
 def _whole(
     survey: Survey, tree: Tree | Missing | None, path: str, what: str, engram: bool
 ) -> list[Finding]:

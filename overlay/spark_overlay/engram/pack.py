@@ -184,13 +184,13 @@ def _write(task: Task, say: Say, chunk_bytes: int, meter: Meter) -> None:
                     at = HEADER_BYTES + (lo - header.lo) * row_bytes
                     _write_all(out, rows.reshape(-1), at)
                 os.fdatasync(out)
+                _record(task, done + count)
             except OSError as error:
                 _stopped(task, error)
             done += count
             end = HEADER_BYTES + done * row_bytes
             os.posix_fadvise(out, synced, end - synced, os.POSIX_FADV_DONTNEED)
             synced = end
-            _record(task, done)
             meter.add(count * row_bytes)
         os.fsync(out)
         os.replace(task.temporary, task.path)
