@@ -10,6 +10,7 @@ if __name__ == "__main__":  # before the imports that a bare Python lacks
 import json
 import os
 import random
+import re
 import shutil
 import signal
 import subprocess
@@ -163,6 +164,31 @@ def test_a_bad_file_is_refused_by_name_and_never_overwritten(
             call()
         assert "pack again" in str(caught.value)
     assert path.read_bytes() == content
+
+
+def served(root: Path, packs: Path, **more: str) -> subprocess.CompletedProcess[str]:
+    """Rank 1 as the launcher starts it, by a Python that has no vLLM."""
+    told = {"engram_dir": str(root), "engram_packed_dir": str(packs), **more}
+    argv = [sys.executable, "-m", "spark_overlay.serving.serve", "serve", "/model"]
+    argv += ["--tensor-parallel-size", "2", "--nnodes", "2", "--node-rank", "1"]
+    argv += ["--additional-config", json.dumps({"spark_overlay": told})]
+    environ = os.environ | {"PYTHONPATH": str(OVERLAY), "VLLM_PLUGINS": "spark_overlay"}
+    return subprocess.run(argv, capture_output=True, text=True, env=environ, timeout=60)
+
+
+def test_a_rank_with_a_wrong_file_ends_before_vllm_is_loaded_and_says_why_last(
+    root, tmp_path
+) -> None:
+    packed_by(root, tmp_path)
+    assert "No module named 'vllm" in served(root, tmp_path).stderr  # so far it came
+    file = tmp_path / "engram-l3-r1of2.bin"
+    os.truncate(file, file.stat().st_size - 1)
+    ran = served(root, tmp_path)
+    assert ran.returncode == 1
+    assert re.fullmatch(rf"{re.escape(str(file))}: is .* truncated\. .*pack again\n", ran.stderr)
+    assert "No module named 'vllm" in served(root, tmp_path, engram_store="plain").stderr
+    file.rename(file.with_name("engram-l3-r1of4.bin"))  # of no rank that is here
+    assert "No module named 'vllm" in served(root, tmp_path).stderr
 
 
 def synthetic_tables(root: Path, seed: int) -> Path:

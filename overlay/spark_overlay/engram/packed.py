@@ -93,7 +93,7 @@ class PackedFile:
     header: PackedHeader
 
 
-def file_name(layer_id: int, rank: int, tp: int) -> str:
+def file_name(layer_id: int | str, rank: int, tp: int) -> str:
     return f"engram-l{layer_id}-r{rank}of{tp}.bin"
 
 

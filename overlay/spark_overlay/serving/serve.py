@@ -13,6 +13,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from spark_overlay import stacks
+from spark_overlay.engram import early
 from spark_overlay.serving import secret_env
 from spark_overlay.serving.plugin import NAME
 
@@ -42,6 +43,7 @@ def main(argv: Sequence[str]) -> None:
     stacks.install()  # a boot may hang before vLLM gets to load plugins
     secret_env.load(os.environ)
     require_plugins(os.environ)
+    early.check(argv)
     root, command = parser()
     arguments = root.parse_args(list(argv))
     command.validate(arguments)
