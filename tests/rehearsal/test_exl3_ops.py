@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from spark_overlay.exl3 import reference
-from spark_overlay.exl3.cuda import library, ops, workspace
+from spark_overlay.exl3.cuda import library, ops, plan, tune, workspace
 from spark_overlay.exl3.format import LEGAL_K2, Codebook, Exl3FormatError
 
 pytestmark = pytest.mark.rehearsal
@@ -231,3 +231,37 @@ def test_a_capture_needs_counters_made_before(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
     with pytest.raises(workspace.WorkspaceError, match="run the layers once before the capture"):
         counters.of("a", 1)
+
+
+def test_a_tuner_tries_legal_plans_and_keeps_what_wins(monkeypatch: pytest.MonkeyPatch) -> None:
+    table = plan.read(plan.TABLES / "sm_121.json")
+    shapes, _ = tune.groups_of(2)[0]
+    for rows in plan.ROW_STEPS:
+        plans = list(tune.group_plans(shapes, rows))
+        assert len(plans) == len(set(plans)) > 10
+        for one in plans:
+            plan.check_group(one, shapes)
+            assert plan.group_shared(shapes, rows, one) <= plan.MOST_SHARED
+    for one in tune.experts_plans(5120, 1152, 4, 6):
+        plan.check_experts(one, 1152)
+
+    rule, told = table.group_plan(shapes, 4), list[str]()
+    quick = plan.GroupPlan(3, rule.parts)
+    times = {rule: 1.0, quick: 0.5}
+    made: dict[str, plan.GroupPlan] = {}
+
+    def calls(one: plan.GroupPlan) -> list[Any]:
+        made["last"] = one
+        return [lambda: torch.ones(3) * (1 + 1e-7 * one.warps)]
+
+    monkeypatch.setattr(tune, "seconds", lambda _: times.get(made["last"], 0.99))
+    others = [plan.GroupPlan(7, rule.parts), quick]
+    assert tune._best(rule, others, calls, "here", told.append) == quick
+    assert tune._best(rule, others[:1], calls, "here", told.append) is None  # within the noise
+    assert "none of 1 better" in told[-1]
+
+    def wrong(one: plan.GroupPlan) -> list[Any]:
+        return [lambda: torch.ones(3) * one.warps]
+
+    with pytest.raises(RuntimeError, match="differs from the rule's"):
+        tune._best(rule, others, wrong, "here", told.append)

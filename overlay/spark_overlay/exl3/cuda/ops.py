@@ -121,8 +121,8 @@ def install() -> None:
     for schema in _SCHEMAS:
         space.define(schema)
     for name, cuda, cpu, fake in (
-        ("group", _group_cuda, on_cpu.group, _group_fake),
-        ("experts", _experts_cuda, on_cpu.experts, _experts_fake),
+        ("group", launch_group, on_cpu.group, _group_fake),
+        ("experts", launch_experts, on_cpu.experts, _experts_fake),
         ("decode", _decode_cuda, on_cpu.decode, _decode_fake),
     ):
         space.impl(name, cuda, "CUDA")
@@ -150,15 +150,17 @@ def _group_fake(
     return xs[0].new_empty((xs[0].shape[0], sum(s.numel() for s in svh)), dtype=dtype)
 
 
-def _group_cuda(
-    xs: list[Tensor],
-    trellis: list[Tensor],
-    suh: list[Tensor],
-    svh: list[Tensor],
-    bias: list[Tensor | None],
-    codebooks: list[int],
+def launch_group(
+    xs: Sequence[Tensor],
+    trellis: Sequence[Tensor],
+    suh: Sequence[Tensor],
+    svh: Sequence[Tensor],
+    bias: Sequence[Tensor | None],
+    codebooks: Sequence[int],
     dtype: torch.dtype,
+    chosen: plan.GroupPlan | None = None,
 ) -> Tensor:
+    """``group`` on CUDA, by ``chosen`` instead of the table's plan: what a tuner compares."""
     check_group(xs, trellis, suh, svh, bias, codebooks, dtype)
     rows, device = xs[0].shape[0], xs[0].device
     shapes = tuple(
@@ -170,7 +172,10 @@ def _group_cuda(
         return y
     if rows > plan.MAX_ROWS:
         raise ValueError(f"{rows} rows: group takes at most {plan.MAX_ROWS}; decode serves more")
-    chosen, need = _planned_group(device, shapes, rows)
+    if chosen is None:
+        chosen, need = _planned_group(device, shapes, rows)
+    else:
+        need = plan.group_need(shapes, rows, chosen)
     inputs = [aligned(x) for x in xs]
     shards = (library.Shard * len(shapes))()
     place, size = y.data_ptr(), y.element_size()
@@ -233,7 +238,7 @@ def _experts_fake(
     return torch.empty_like(x, dtype=dtype, memory_format=torch.contiguous_format)
 
 
-def _experts_cuda(
+def launch_experts(
     x: Tensor,
     ids: Tensor,
     weights: Tensor,
@@ -245,7 +250,9 @@ def _experts_cuda(
     max_k2: int,
     limit: float,
     dtype: torch.dtype,
+    chosen: plan.ExpertsPlan | None = None,
 ) -> Tensor:
+    """``experts`` on CUDA, by ``chosen`` instead of the table's plan: what a tuner compares."""
     check_experts(x, ids, weights, table, experts, shared, inter, dtype)
     (tokens, topk), device, hidden = ids.shape, x.device, x.shape[1]
     y = torch.empty((tokens, hidden), dtype=dtype, device=device)
@@ -253,7 +260,10 @@ def _experts_cuda(
         return y
     if tokens * topk > plan.MAX_SLOTS:
         raise ValueError(f"{tokens} tokens of {topk} experts: at most {plan.MAX_SLOTS} ids a call")
-    chosen, need = _planned_experts(device, hidden, inter, tokens, topk, shared, max_k2)
+    if chosen is None:
+        chosen, need = _planned_experts(device, hidden, inter, tokens, topk, shared, max_k2)
+    else:
+        need = plan.experts_need(hidden, inter, tokens, tokens * topk, shared, chosen)
     x, ids, weights = aligned(x), ids.contiguous(), weights.contiguous()
     with torch.cuda.device(device):
         stream = torch.cuda.current_stream(device).cuda_stream
