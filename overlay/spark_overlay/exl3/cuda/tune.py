@@ -56,18 +56,16 @@ def groups_of(tp: int) -> list[tuple[list[Shape], bool]]:
     return [*found, (like(12, (5120, 129280 // tp)), False)]
 
 
-def group_plans(shapes: Sequence[Shape], rows: int, least_warps: int = 3) -> Iterator[GroupPlan]:
-    """Every legal plan worth a try: even splits, one or two chunks beside each other."""
+def group_plans(shapes: Sequence[Shape], rows: int) -> Iterator[GroupPlan]:
+    """Legal plans worth a try: even splits, chunks beside each other, no warp under two k-tiles."""
     most = max(shape.kblocks for shape in shapes)
     tried = set()
-    for warps in range(least_warps, plan.MAX_WARPS + 1):
-        for chunks in (1, 2):
+    for warps in (4, 6, 8):
+        for chunks in (n for n in (1, 2, 4) if warps % n == 0):
             for splits in range(1, most + 1):
                 kblocks = [-(-shape.kblocks // splits) for shape in shapes]
-                if warps % chunks or max(kblocks) > plan.MAX_KBLOCKS:
+                if max(kblocks) > plan.MAX_KBLOCKS or warps // chunks > 4 * min(kblocks):
                     continue
-                if min(kblocks) < max(1, warps // chunks - 2):
-                    break  # idle warps from here on
                 made = GroupPlan(warps, tuple(Part(chunks, n) for n in kblocks))
                 legal = plan.group_shared(shapes, rows, made) <= plan.MOST_SHARED
                 if legal and made not in tried:
@@ -81,12 +79,15 @@ def experts_plans(hidden: int, inter: int, tokens: int, k2: int) -> Iterator[Exp
     def legal(one: ExpertsPlan) -> bool:
         return max(plan.experts_shared(inter, tokens, k2, one)) <= plan.MOST_SHARED
 
+    most = hidden // plan.BLOCK
+    for warps in (4, 6, 8):
+        for chunks in (n for n in (1, 2, 4) if warps % n == 0):
+            for kblocks in sorted({-(-most // splits) for splits in range(1, most + 1)}):
+                if kblocks <= plan.MAX_KBLOCKS and warps // chunks <= 4 * kblocks:
+                    one = ExpertsPlan(warps, chunks, kblocks, 1, 1)
+                    if legal(one):
+                        yield one
     for warps in range(3, plan.MAX_WARPS + 1):
-        for kblocks in range(max(1, warps - 2), plan.MAX_KBLOCKS + 1):
-            even = -(-(hidden // plan.BLOCK) // -(-(hidden // plan.BLOCK) // kblocks))
-            one = ExpertsPlan(warps, 1, kblocks, 1, 1)
-            if even == kblocks and legal(one):
-                yield one
         for chunks in (n for n in (1, 2, 4) if warps % n == 0):
             one = ExpertsPlan(1, 1, 1, warps, chunks)
             if legal(one):
