@@ -97,6 +97,7 @@ JOBS: Mapping[str, Job] = {
             *counted(generate("long warm", [LONG], SHORT, keep_cache=True)),
             *counted(generate("branch warm", [BRANCH], SHORT, keep_cache=True)),
             call("probe_modules", name="modules"),
+            call("probe_allocated", name="allocated"),
             call("probe_packed", name="packed"),
             call("probe_record"),
             generate("taped", [LONG], budget=TAPE_BUDGET),
@@ -110,6 +111,7 @@ JOBS: Mapping[str, Job] = {
         steps=(
             generate("alone", PROMPTS, SHORT, prompt_logprobs=1),
             call("probe_modules", name="modules"),
+            call("probe_allocated", name="allocated"),
         ),
     ),
     # As it is served: bounded replay on.
@@ -132,6 +134,7 @@ JOBS: Mapping[str, Job] = {
             METRICS,
             call("probe_packed", name="packed"),
             call("probe_modules", name="modules"),
+            call("probe_allocated", name="allocated"),
         ),
     ),
     # As it is served, against "replay".
@@ -167,6 +170,7 @@ JOBS: Mapping[str, Job] = {
         steps=(
             call("probe_packed", name="packed"),
             call("probe_modules", name="modules"),
+            call("probe_allocated", name="allocated"),
             generate("alone", [LONG], SHORT),
             generate("again", [LONG], SHORT),
             *forced("right"),

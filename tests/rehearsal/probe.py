@@ -55,6 +55,30 @@ class Probe:
             "engram": tables,
         }
 
+    def probe_allocated(self) -> dict[str, Any]:
+        """Bytes of this rank's storages, each counted once: ``parameters``; ``buffers``, which are
+        all other tensors of its modules but decoded weights and bound caches; ``kv_blocks``."""
+        kept: dict[str, dict[int, int]] = {"parameters": {}, "buffers": {}}
+
+        def keep(kind: str, tensor: Any) -> None:
+            # A layer of a stubbed tower lies on the meta device and takes nothing.
+            if isinstance(tensor, Tensor) and tensor.device.type != "meta":
+                storage = tensor.untyped_storage()
+                kept[kind][storage.data_ptr()] = storage.nbytes()
+
+        for _, module in _modules(_models(self.model_runner)):
+            for parameter in module.parameters(recurse=False):
+                keep("parameters", parameter)
+            for name, value in (*vars(module).items(), *module.named_buffers(recurse=False)):
+                if name not in ("dense", "kv_cache"):
+                    keep("buffers", value)
+        for place in kept["parameters"]:
+            kept["buffers"].pop(place, None)
+        return {
+            **{kind: sum(storages.values()) for kind, storages in kept.items()},
+            "kv_blocks": self.model_runner.kv_cache_config.num_blocks,
+        }
+
     def probe_packed(self) -> list[dict[str, Any]]:
         """Every packed matrix of this rank: rate, shapes, and digests of what was loaded."""
         from spark_overlay.exl3.packed import PackedStack
