@@ -85,10 +85,11 @@ def packers(app: App, settings: Settings) -> Sequence[Job]:
 def posts(ctx: Context) -> dict[str, Post]:
     """Where the guards of the ranks stand; each guards a rank's first process and all below it."""
     folder = PurePosixPath(ctx.logs) / "memguard"
-    pids = {role: ctx.runtime.inspect(role).pid for role in ROLES}
+    ranks = [ctx.runtime.inspect(role) for role in ROLES]
     return {
-        role: Post(ctx.node, folder, ("--pid", str(pid)), sys.executable)
-        for role, pid in pids.items()
+        rank.role: Post(ctx.node, folder, ("--pid", str(rank.pid)), sys.executable)
+        for rank in ranks
+        if rank.running
     }
 
 

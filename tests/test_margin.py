@@ -10,6 +10,7 @@ if __name__ == "__main__":  # before the imports below, which this Python may la
 import io
 import subprocess
 import sys
+import time
 import zipfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -202,3 +203,28 @@ def test_a_guard_that_does_not_start_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(LauncherError, match="guard of the worker did not start") as error:
         guard.start("worker", post, settings_of(tmp_path))
     assert "memguard: no answer" in error.value.found and "DSV41_MEM_GUARD=0" in error.value.do_next
+
+
+def test_a_guard_outlives_the_command_that_set_it_and_ends_with_its_rank(tmp_path: Path) -> None:
+    """As on the rehearsal: a real process, the real node, the guard in the background."""
+    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as server:
+        folder = PurePosixPath(tmp_path) / "memguard"
+        guards = ("--pid", str(server.pid))
+        post = guard.Post(LocalNode(), folder, guards, sys.executable)
+        guard.start("head", post, settings_of(tmp_path, "DSV41_MEM_GUARD_GIB=0.001\n"))
+        low, pid = Path(folder / "head.log.low.json"), Path(folder / "head.pid")
+        until(low.exists)
+        running = int(pid.read_text())
+        assert Path(f"/proc/{running}").exists()
+        # A second one sees the first, and leaves.
+        guard.start("head", post, settings_of(tmp_path, "DSV41_MEM_GUARD_GIB=0.001\n"))
+        server.communicate(b"\n")
+    until(lambda: "nothing is left to guard" in Path(post.log("head")).read_text())
+    until(lambda: not Path(f"/proc/{running}").exists())
+
+
+def until(true: Callable[[], bool]) -> None:
+    end = time.monotonic() + 30
+    while not true():
+        assert time.monotonic() < end, "it did not come to pass"
+        time.sleep(0.05)

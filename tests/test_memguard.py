@@ -25,7 +25,7 @@ from launcher.watch.guard import __main__ as command
 from launcher.watch.guard import proc, shm
 from launcher.watch.guard.core import GIB, Guard, Policy, Process, Sample, between, size
 from launcher.watch.guard.engine import SOCKET, DockerFault, Engine, socket_of
-from launcher.watch.guard.target import Container, Tree
+from launcher.watch.guard.target import Tree
 
 FLOOR = int(1.5 * GIB)
 
@@ -221,7 +221,7 @@ def test_whatever_the_control_groups_the_server_s_processes_are_its_own(
 ) -> None:
     node.cgroup = cgroup
     node.write()
-    target = Container("dsv41-exl3-head", node, node.root)  # type: ignore[arg-type]
+    target = node.container()
     assert target.find() and target.pids() == {SERVER, CHILD}
 
 
@@ -252,8 +252,10 @@ def test_a_daemon_that_does_not_answer_is_told_and_tried_again(node: Node) -> No
         surging(at)
 
     story = Story(node, happens, seconds=60)
-    assert story.run() is None
-    assert story.told("the stop failed: no answer")
+    assert story.run() == 3
+    assert len(story.told("the stop failed: no answer")) == 1
+    # Nor could it kill; it asked again as soon as it was answered.
+    assert story.told("the kill failed") and node.signals == [(ID, "SIGKILL")]
 
 
 def test_a_guard_that_comes_late_blames_nobody(node: Node) -> None:
@@ -459,3 +461,39 @@ def test_a_server_that_never_comes(tmp_path: Path) -> None:
         [str(SCRIPT), "--pid", str(2**30), "--wait", "0.1"], capture_output=True, text=True
     )
     assert done.returncode == 1 and "did not come within 0.1 s" in done.stdout
+
+
+def test_a_guard_that_is_ended_says_that_nobody_guards(tmp_path: Path) -> None:
+    log = tmp_path / "guard.log"
+    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as server:
+        words = [str(SCRIPT), "--pid", str(server.pid), "--log", str(log)]
+        with subprocess.Popen(words) as guard:
+            while not (tmp_path / "guard.log.low.json").exists():
+                assert guard.poll() is None
+                time.sleep(0.05)
+            guard.terminate()
+            assert guard.wait(20) == 128 + 15
+        server.communicate(b"\n")
+    assert f"ended by SIGTERM: nobody guards pid {server.pid} now" in log.read_text()
+
+
+def test_its_own_tree_is_not_guarded_from_within(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [str(SCRIPT), "--pid", str(os.getpid()), "--wait", "1"], capture_output=True, text=True
+    )
+    assert done.returncode == 1 and "holds the guard itself" in done.stdout
+
+
+def test_a_log_that_cannot_be_written_is_told_before_it_goes_into_the_background(
+    tmp_path: Path,
+) -> None:
+    (tmp_path / "file").touch()
+    words = [str(SCRIPT), "--pid", str(os.getpid()), "--detach", "--log", f"{tmp_path}/file/x.log"]
+    done = subprocess.run(words, capture_output=True, text=True)
+    assert done.returncode == 1 and "a file that this user may write" in done.stderr
+
+
+def test_with_no_environment_at_all() -> None:
+    words = ["env", "-i", "/bin/sh", str(SCRIPT), "--pid", str(2**30), "--wait", "0"]
+    done = subprocess.run(words, capture_output=True, text=True)
+    assert done.returncode == 1 and "did not come" in done.stdout, done.stderr

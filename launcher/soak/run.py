@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import random
+import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any
 
@@ -63,24 +64,37 @@ def soak(ids: Sequence[int], floor: int, means: Means, after: float = AFTER) -> 
         told = f"{chunks[-1].tokens} of {chunks[-1].total} tokens" if chunks else "waiting"
         means.progress(f"{told}; {_lows(curves)}")
 
-    with ThreadPoolExecutor(1) as pool:
+    look()
+    answer = beside(lambda: means.ask(ids))
+    while not answer.done():
         look()
-        answer: Future[int] = pool.submit(means.ask, ids)
-        while not answer.done():
-            look()
-            means.sleep(LOOK)
-        seconds = means.clock() - began
-        fault, counted = "", 0
-        try:
-            counted = answer.result()
-        except NoAnswer as error:
-            fault = str(error)
+        means.sleep(LOOK)
+    seconds = means.clock() - began
+    fault, counted = "", 0
+    try:
+        counted = answer.result()
+    except NoAnswer as error:
+        fault = str(error)
     until = means.clock() + after
     look()
     while not fault and means.clock() < until:
         means.sleep(LOOK)
         look()
     return Soak(len(ids), counted, seconds, floor, curves, chunks, fault)
+
+
+def beside(do: Callable[[], int]) -> Future[int]:
+    """In a thread that Ctrl-C does not wait for: the request ends with the process."""
+    future: Future[int] = Future()
+
+    def run() -> None:
+        try:
+            future.set_result(do())
+        except BaseException as error:
+            future.set_exception(error)
+
+    threading.Thread(target=run, daemon=True).start()
+    return future
 
 
 def _lows(curves: Mapping[str, Sequence[Point]]) -> str:

@@ -59,7 +59,9 @@ class MemoryGuard(Step):
     def do(self, ctx: Context) -> None:
         posts = self.posts(ctx)
         for role in ROLES:
-            post = posts[role]
+            post = posts.get(role)
+            if post is None:
+                continue  # it has ended already, which the next step tells
             start(role, post, ctx.settings)
             told = f"  {role}: guarded, {post.log(role)} on its node"
             ctx.record.event(self.key, "guard started", role=role, log=str(post.log(role)))

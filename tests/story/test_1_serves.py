@@ -197,3 +197,12 @@ def test_the_ranks_keep_to_loopback(clone: Clone, first: First, serving: Pair) -
     seen = first.seen | sockets(serving.processes())
     assert {"LISTEN", "ESTABLISHED"} <= {each.status for each in seen}  # something was seen
     assert sorted(map(str, (each for each in seen if not each.loopback))) == []
+
+
+def test_a_soak_tells_the_lowest_point_and_the_speed(clone: Clone, first: First) -> None:
+    ran = clone.start("soak", "--tokens", "300", timeout=START)
+    assert ran.status == 0, ran.said
+    assert "soak: holds" in ran.out or "soak: tight" in ran.out
+    assert "300 tokens in" in ran.out and "tokens in  seconds    tok/s" in ran.out
+    folder = max(path for path in (clone.logs / "runs").iterdir())
+    assert (folder / "soak.txt").exists() and (folder / "soak.json").exists()

@@ -18,6 +18,7 @@ import sys
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 from launcher.watch.guard import proc, run, shm
@@ -34,9 +35,11 @@ class Files:
     """Notes beside the log: ``<log>.low.json``, ``<log>.why.json``."""
 
     def __init__(self, log: Path | None) -> None:
+        """Raises OSError where the log cannot be written."""
         self._log = log
         if log is not None:
             log.parent.mkdir(parents=True, exist_ok=True)
+            log.open("a").close()
 
     def line(self, text: str) -> None:
         stamp = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
@@ -140,23 +143,53 @@ def main(argv: Sequence[str], environ: Mapping[str, str]) -> int:
     except DockerFault as fault:
         print(f"memguard: {fault}; needed: a user in the group docker", file=sys.stderr)
         return 1
+    lock = _first(args.lock, args.pidfile, None)
+    try:
+        notes = Files(_first(args.into, args.log, None))
+        if lock is not None:
+            lock.parent.mkdir(parents=True, exist_ok=True)
+            lock.open("a").close()
+    except OSError as error:
+        print(f"memguard: {error.filename}: {error.strerror}; needed: a file that this user may"
+              " write", file=sys.stderr)  # fmt: skip
+        return 1
     if args.detach:
         _detach()
-    log = _first(args.into, args.log, None)
-    notes = Files(log)
-    held = _hold(_first(args.lock, args.pidfile, None))
+    held = _hold(lock)
     if held is False:
         notes.line("another guard has the pidfile: this one ends")
         return 0
     policy = Policy(int(floor * GIB), samples, args.any, args.armed, args.grace)
-    return _watch(target, policy, notes, args.wait)
+    try:
+        return _watch(target, policy, notes, args.wait)
+    except _Ended as end:
+        notes.line(f"ended by {end}: nobody guards {target.name} now")
+        return 128 + end.number
+    except Exception as error:  # detached, it has no other place to say so
+        notes.line(f"a fault in the guard itself, which ends: {error!r}")
+        raise
+
+
+class _Ended(BaseException):
+    def __init__(self, number: int) -> None:
+        super().__init__(signal.Signals(number).name)
+        self.number = number
+
+
+def _end(number: int, frame: FrameType | None) -> None:
+    raise _Ended(number)
 
 
 def _watch(target: Target, policy: Policy, notes: Files, wait: float) -> int:
     for number in (signal.SIGHUP, signal.SIGPIPE):
         signal.signal(number, signal.SIG_IGN)
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, _end)
     locked = ctypes.CDLL(None).mlockall(MCL_BOTH) == 0
     if not _found(target, notes, wait):
+        return 1
+    if os.getpid() in target.pids():
+        notes.line(f"{target.name} holds the guard itself: it cannot be guarded from within")
         return 1
     what = "armed" if policy.armed else f"watching only ({ARMED}=1 arms it)"
     notes.line(
@@ -200,7 +233,6 @@ def _hold(path: Path | None) -> int | bool:
     False while another guard has it for ten seconds on."""
     if path is None:
         return True
-    path.parent.mkdir(parents=True, exist_ok=True)
     fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
     deadline = time.monotonic() + 10
     while True:

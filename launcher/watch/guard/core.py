@@ -160,6 +160,10 @@ class Guard:
         self._told = now.at
         return Decision("stop", self._text(now, "the server is asked to stop"), self._growth)
 
+    def failed(self, at: float) -> None:
+        """What was decided could not be done: it is decided anew after another grace."""
+        self._stopping, self._killed = at, False
+
     def _ending(self, now: Sample) -> Decision:
         """It was asked to stop: given its grace, unless memory runs out faster than that."""
         assert self._stopping is not None
@@ -169,7 +173,7 @@ class Guard:
             return Decision("calm")
         self._killed = True
         why = "memory runs out" if urgent else "it has not ended"
-        return Decision("kill", f"{why} {spent:.1f} s after that: killed; {state(now)}")
+        return Decision("kill", f"{why} {spent:.1f} s after that: it is killed; {state(now)}")
 
     def _low(self, now: Sample) -> bool:
         if now.available < self.policy.floor:

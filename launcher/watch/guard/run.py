@@ -64,9 +64,9 @@ def watch(
     left: set[Path] = set()
     while True:
         now = clock()
-        if not target.runs():
-            break
         try:
+            if not target.runs():
+                break
             sample = look()
         except (OSError, ValueError) as error:
             failing = now if failing is None else failing
@@ -83,7 +83,9 @@ def watch(
         if decision.kind in ("stop", "kill"):
             acted = acted or decision
             left |= shm.used(target.pids())
-            _do(target.stop if decision.kind == "stop" else target.kill, decision.kind, notes)
+            what = target.stop if decision.kind == "stop" else target.kill
+            if not _do(what, decision.kind, notes):
+                guard.failed(sample.at)
             if decision.kind == "stop":
                 notes.why(_why(target, decision, sample, wall()))
         if acted and target.headless():
@@ -111,11 +113,13 @@ def watch(
     return STOPPED
 
 
-def _do(what: Callable[[], None], name: str, notes: Notes) -> None:
+def _do(what: Callable[[], None], name: str, notes: Notes) -> bool:
     try:
         what()
     except (DockerFault, OSError) as error:
         notes.line(f"the {name} failed: {error}")
+        return False
+    return True
 
 
 def _why(target: Target, decision: Decision, sample: Sample, at: float) -> dict[str, Any]:

@@ -5,11 +5,15 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Protocol
 
 from launcher.watch.guard import proc
 from launcher.watch.guard.engine import DockerFault, Engine
+
+#: A signal to the process of that pid and start, and to no other. Raises PermissionError.
+Send = Callable[[int, int, signal.Signals], None]
 
 
 class Target(Protocol):
@@ -42,9 +46,10 @@ class Tree:
     Members that leave the tree (their parent ended) are kept as long as they live.
     """
 
-    def __init__(self, pid: int, root: Path = proc.PROC) -> None:
+    def __init__(self, pid: int, root: Path = proc.PROC, send: Send | None = None) -> None:
         self.name = f"pid {pid}"
         self.pid, self.root = pid, root
+        self._send = send or _send
         self._ticks: int | None = None
         self._members: dict[int, int] = {}  # pid -> start
 
@@ -82,7 +87,7 @@ class Tree:
 
     def stop(self) -> None:
         if self._ticks is not None:
-            _send(self.pid, self._ticks, signal.SIGTERM, self.root)
+            self._send(self.pid, self._ticks, signal.SIGTERM)
 
     def kill(self) -> None:
         """Children may be born meanwhile: again until none is left."""
@@ -92,7 +97,7 @@ class Tree:
                 return
             for pid in members:
                 if (ticks := self._members.get(pid)) is not None:
-                    _send(pid, ticks, signal.SIGKILL, self.root)
+                    self._send(pid, ticks, signal.SIGKILL)
 
     def _lives(self, pid: int, ticks: int) -> bool:
         entry = self.root / str(pid)
@@ -109,9 +114,11 @@ class Container:
     holds for cgroup v1 and v2, and for each driver's way of naming.
     """
 
-    def __init__(self, name: str, engine: Engine, root: Path = proc.PROC) -> None:
+    def __init__(
+        self, name: str, engine: Engine, root: Path = proc.PROC, send: Send | None = None
+    ) -> None:
         self.name = name
-        self._engine, self._root = engine, root
+        self._engine, self._root, self._send = engine, root, send
         self.id = ""
         self._first: Tree | None = None
 
@@ -120,7 +127,7 @@ class Container:
         if found is None or not _running(found):
             return False
         self.id = str(found["Id"])
-        self._first = Tree(int(found["State"]["Pid"]), self._root)
+        self._first = Tree(int(found["State"]["Pid"]), self._root, self._send)
         return self._first.find()
 
     def runs(self) -> bool:
@@ -133,7 +140,7 @@ class Container:
             return False  # nothing of it is left, whatever the daemon would say
         if found is None or not _running(found):
             return False
-        self._first = Tree(int(found["State"]["Pid"]), self._root)
+        self._first = Tree(int(found["State"]["Pid"]), self._root, self._send)
         return self._first.find()
 
     def headless(self) -> bool:
@@ -172,7 +179,7 @@ def _running(found: dict[str, Any]) -> bool:
     return bool(state.get("Running")) and int(state.get("Pid") or 0) > 0
 
 
-def _send(pid: int, ticks: int, number: signal.Signals, root: Path) -> None:
+def _send(pid: int, ticks: int, number: signal.Signals) -> None:
     """To exactly that process; nothing when it is gone. Raises PermissionError."""
     try:
         handle = os.pidfd_open(pid)
@@ -180,7 +187,7 @@ def _send(pid: int, ticks: int, number: signal.Signals, root: Path) -> None:
         return
     try:
         with contextlib.suppress(ProcessLookupError, FileNotFoundError):
-            if proc.ticks(root / str(pid)) == ticks:
+            if proc.ticks(proc.PROC / str(pid)) == ticks:
                 signal.pidfd_send_signal(handle, number)
     finally:
         os.close(handle)

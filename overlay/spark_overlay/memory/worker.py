@@ -117,12 +117,15 @@ class SparkWorker(Base):  # type: ignore[misc, valid-type, unused-ignore]
 
     def execute_model(self, scheduler_output: Any) -> Any:
         output = super().execute_model(scheduler_output)
-        if not self._serves:
-            self._serves = True
-            self.gauge.mark("serving")
         step = self._scheduled(scheduler_output)
-        self._progress.after(step, scheduler_output.finished_req_ids)
-        self._release.after(step)
+        try:
+            if not self._serves:
+                self._serves = True
+                self.gauge.mark("serving")
+            self._progress.after(step, scheduler_output.finished_req_ids)
+            self._release.after(step)
+        except OSError as error:  # no descriptor left for /proc: no reason to end what serves
+            log.warning("[mem] memory could not be read: %s", error)
         return output
 
     def _scheduled(self, output: Any) -> list[Scheduled]:
