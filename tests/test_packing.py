@@ -61,6 +61,15 @@ class Fake:
     asked: list[tuple[str, ...]] = field(default_factory=list)
     stopped: bool = False
     where: str = "/srv/packs"
+    drive: str = ""
+
+    @property
+    def node(self) -> str:
+        return self.drive or self.role
+
+    @property
+    def key(self) -> str:
+        return f"{self.role.upper()}_PACKED_DIR"
 
     def run(
         self, extra: Sequence[str], line: Callable[[str], None], stop: threading.Event
@@ -159,6 +168,15 @@ def test_no_room_on_one_node_and_neither_begins(tmp_path: Path) -> None:
     assert caught.value.needed == "2.2 GB there, for a.bin"
     assert "WORKER_PACKED_DIR" in caught.value.do_next
     assert head.asked == [("--plan",)]
+
+
+def test_two_ranks_on_one_drive_need_the_room_of_both(tmp_path: Path) -> None:
+    """One has room for either, as the rehearsal's may, and not for both."""
+    jobs = [Fake(role, plan(free=4 * GB), drive="local") for role in ("head", "worker")]
+    with pytest.raises(LauncherError) as caught:
+        run(tmp_path, *jobs)
+    assert caught.value.found == "the head and the worker have 4.0 GB free for /srv/packs"
+    assert caught.value.needed == "4.5 GB there, for a.bin, a.bin"
 
 
 def test_when_one_fails_the_other_goes_on_and_the_error_has_its_words(tmp_path: Path) -> None:

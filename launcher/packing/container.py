@@ -68,6 +68,14 @@ class ContainerJob:
         return self.place.packed_dir
 
     @property
+    def node(self) -> str:
+        return self.role
+
+    @property
+    def key(self) -> str:
+        return "HEAD_PACKED_DIR" if self.role == "head" else "WORKER_PACKED_DIR"
+
+    @property
     def _paths(self) -> Mapping[str, str]:
         return {PACKED: self.place.packed_dir, ENGRAM: self.place.engram_dir}
 

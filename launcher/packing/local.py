@@ -22,7 +22,7 @@ class _Stop(Exception):
 class LocalJob:
     role: str
     rank: int
-    node: Node
+    machine: Node
     python: Path
     source: Path
     out: Path
@@ -30,6 +30,14 @@ class LocalJob:
     @property
     def where(self) -> str:
         return str(self.out)
+
+    @property
+    def node(self) -> str:
+        return self.machine.name
+
+    @property
+    def key(self) -> str:
+        return "REHEARSAL_DIR"
 
     def run(
         self, extra: Sequence[str], line: Callable[[str], None], stop: threading.Event
@@ -40,7 +48,7 @@ class LocalJob:
 
         words = argv(str(self.python), str(self.source), str(self.out), self.rank, extra)
         try:
-            done = self.node.run(words, timeout=FOREVER, line=line, tick=tick)
+            done = self.machine.run(words, timeout=FOREVER, line=line, tick=tick)
         except _Stop:
             return Ended(None, "was stopped")
         if done.status < 0:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -39,6 +39,16 @@ class Job(Protocol):
         """The directory of the files, as the node has it."""
         ...
 
+    @property
+    def node(self) -> str:
+        """Jobs of one node write to one drive."""
+        ...
+
+    @property
+    def key(self) -> str:
+        """The setting that says where the files are."""
+        ...
+
     def run(
         self, extra: Sequence[str], line: Callable[[str], None], stop: threading.Event
     ) -> Ended:
@@ -70,7 +80,7 @@ def pack(
     lost = [run for run in runs if run.job.role not in plans]
     refuse([_no_plan(run, again) for run in lost])
     if not verify:
-        refuse([found for job in jobs if (found := _no_room(job, plans[job.role], again))])
+        refuse(_no_room(jobs, plans, again))
     todo = [job for job in jobs if verify or plans[job.role].absent]
     for job in jobs:
         plan = plans[job.role]
@@ -178,13 +188,23 @@ def _no_plan(run: _Run, again: str) -> Finding:
     )
 
 
-def _no_room(job: Job, plan: Plan, again: str) -> Finding | None:
-    if plan.free >= plan.needed:
-        return None
-    key = "HEAD_PACKED_DIR" if job.role == "head" else "WORKER_PACKED_DIR"
-    return Finding(
-        f"the {job.role} has {size(plan.free)} free for {job.where}",
-        f"{size(plan.needed)} there, for {', '.join(plan.absent)}",
-        f"free some space, or set {key} in .env to another drive, then {again}",
-        topic="disk",
-    )
+def _no_room(jobs: Sequence[Job], plans: Mapping[str, Plan], again: str) -> list[Finding]:
+    """For each node whose drive is too small for what is left of all that is written there."""
+    found = []
+    for node in dict.fromkeys(job.node for job in jobs):
+        here = [job for job in jobs if job.node == node]
+        needed = sum(plans[job.role].needed for job in here)
+        free = min(plans[job.role].free for job in here)
+        if free < needed:
+            names = ", ".join(name for job in here for name in plans[job.role].absent)
+            who = " and the ".join(job.role for job in here)
+            have = "have" if len(here) > 1 else "has"
+            found.append(
+                Finding(
+                    f"the {who} {have} {size(free)} free for {here[0].where}",
+                    f"{size(needed)} there, for {names}",
+                    f"free some space, or set {here[0].key} in .env to another drive, then {again}",
+                    topic="disk",
+                )
+            )
+    return found
