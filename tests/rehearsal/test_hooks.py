@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import importlib
 import inspect
+import operator
 from collections.abc import Iterator
 from types import ModuleType
 from typing import Any
@@ -12,7 +13,7 @@ from typing import Any
 import pytest
 
 from spark_overlay import hooks, plugin, versions
-from spark_overlay.hooks import EARLY, HOOKS, Hook, HookError
+from spark_overlay.hooks import EARLY, HOOKS, WORKER, Hook, HookError
 
 pytestmark = [pytest.mark.rehearsal, pytest.mark.usefixtures("vllm")]
 
@@ -45,7 +46,7 @@ def changed(before: list[Any]) -> set[str]:
     return {name for name, was, now in pairs if was is not now}
 
 
-EVERY = (*EARLY, *HOOKS)
+EVERY = (*EARLY, *HOOKS, *WORKER)
 EVERY_NAME = [hook.target for hook in EVERY]
 
 
@@ -57,7 +58,7 @@ def test_the_installed_vllm_has_what_the_hook_replaces(hook: Hook) -> None:
 @pytest.mark.parametrize("hook", EVERY, ids=EVERY_NAME)
 def test_the_replacement_takes_the_parameters_the_hook_names(hook: Hook) -> None:
     module, _, name = hook.replacement.partition(":")
-    replacement = getattr(importlib.import_module(module), name)
+    replacement = operator.attrgetter(name)(importlib.import_module(module))
     assert callable(replacement) or hook.parameters is None
     if hook.parameters is not None:
         found = tuple(inspect.signature(replacement).parameters)

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import importlib
-import inspect
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -15,20 +13,9 @@ import pytest
 from engine import Answers, Engines
 
 from spark_overlay import hooks
-from spark_overlay.hooks import Hook, HookError
+from spark_overlay.hooks import HookError
 
 pytestmark = [pytest.mark.rehearsal, pytest.mark.usefixtures("vllm")]
-
-
-@pytest.mark.parametrize("hook", hooks.WORKER, ids=[hook.target for hook in hooks.WORKER])
-def test_what_our_worker_overrides_is_there_and_overridden(hook: Hook) -> None:
-    hook.check()
-    module, _, path = hook.replacement.partition(":")
-    owner, name = path.split(".")
-    replaced = inspect.getattr_static(getattr(importlib.import_module(module), owner), name)
-    found = tuple(inspect.signature(replaced).parameters)
-    assert hook.parameters is not None
-    assert found[: len(hook.parameters)] == hook.parameters
 
 
 def test_a_worker_that_moved_is_refused(vllm: ModuleType) -> None:

@@ -21,6 +21,7 @@ def serve(args: argparse.Namespace, mode: str, generate: Callable[[], None]) -> 
     Api.model = args.served_model_name
     Api.key = os.environ.get("VLLM_API_KEY", "")
     Api.mode = mode
+    Api.longest = args.max_model_len
     Api.generate = staticmethod(generate)
     server = Server((args.host, args.port), Api)
     threading.Thread(target=server.serve_forever, daemon=True).start()
@@ -35,18 +36,25 @@ class Api(BaseHTTPRequestHandler):
     model = ""
     key = ""
     mode = "serve"
+    longest = 0
     generate: Callable[[], None]
 
     def do_GET(self) -> None:
         if self.path == "/health":
             self.answer(200, b"")
         elif self.path == "/v1/models" and self.allowed():
-            self.send(official.models(self.model))
+            listed = official.models(self.model)
+            for each in listed["data"]:
+                each["max_model_len"] = self.longest
+            self.send(listed)
         elif self.path != "/v1/models":
             self.answer(404, b"{}")
 
     def do_POST(self) -> None:
         body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        if self.path == "/tokenize":  # as vLLM's, which asks for no key
+            self.send({"tokens": [ord(each) for each in body["prompt"]]})
+            return
         if not self.allowed():
             return
         if body.get("model") != self.model:
@@ -54,7 +62,11 @@ class Api(BaseHTTPRequestHandler):
             return
         type(self).generate()
         tokens = int(body.get("max_tokens") or 16)
+        prompt = body.get("prompt")
         usage = official.usage(3, tokens)
+        if isinstance(prompt, list):
+            usage = official.usage(len(prompt), tokens)
+            self.prefill(len(prompt))
         if self.path == "/v1/completions":
             self.send({"choices": [{"text": TEXT, "index": 0}], "usage": usage})
         elif self.path != "/v1/chat/completions":
@@ -64,6 +76,14 @@ class Api(BaseHTTPRequestHandler):
             self.answer(200, official.sent(pieces), "text/event-stream")
         else:
             self.send(official.chat({"content": TEXT}, usage))
+
+    def prefill(self, tokens: int) -> None:
+        """The lines that the overlay's worker writes of a long prompt."""
+        for part in (1, 2, 3, 4):
+            time.sleep(0.5)
+            done = tokens * part // 4
+            print(f"INFO [gauge.py:42] [mem] prefill {done} of {tokens} tokens, 512.0 tok/s: …",
+                  flush=True)  # fmt: skip
 
     def allowed(self) -> bool:
         if self.key and self.headers.get("Authorization") != f"Bearer {self.key}":
