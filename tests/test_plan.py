@@ -145,6 +145,8 @@ def test_more_gpus_than_layers() -> None:
 def test_a_draft_reads_layers_of_the_last_stage() -> None:
     found = layout(SHAPE, CONTENTS, 1, (38, 2))
     assert any("the draft reads layers 37-39" in fault for fault in found.stage_faults)
+    plain = layout(SHAPE, CONTENTS, 1, (38, 2), draft=False)
+    assert len(plain.stage_faults) == len(found.stage_faults) - 1
 
 
 @pytest.mark.parametrize("layers", [(14, 14), (0, 20, 20), ()])

@@ -66,11 +66,11 @@ def plan_machine(
     )
     asked = replace(asked, serving=serving)
     if stages:
-        found = [layout(shape, contents, gpus // len(stages), stages)]
+        found = [layout(shape, contents, gpus // len(stages), stages, draft=serving.draft)]
     else:
         found = layouts(shape, contents, gpus, draft=serving.draft, vision=serving.vision)
         if gpus == 6 and shape.layers == sum(SIX):
-            known = layout(shape, contents, 2, SIX)
+            known = layout(shape, contents, 2, SIX, draft=serving.draft)
             found.append(replace(known, notes=(SIX_NOTE, *known.notes)))
     return [_way(source, machine, each, asked) for each in found]
 

@@ -61,11 +61,13 @@ def layouts(
         if gpus % tp or gpus // tp > shape.layers:
             continue
         layers = best_partition(shape, contents, gpus // tp, draft=draft, vision=vision)
-        found.append(layout(shape, contents, tp, layers))
+        found.append(layout(shape, contents, tp, layers, draft=draft))
     return found
 
 
-def layout(shape: ModelShape, contents: Contents, tp: int, layers: Sequence[int]) -> Layout:
+def layout(
+    shape: ModelShape, contents: Contents, tp: int, layers: Sequence[int], *, draft: bool = True
+) -> Layout:
     """One way, judged. Raises BudgetError where ``layers`` are no partition of the model's."""
     if any(count < 1 for count in layers) or sum(layers) != shape.layers:
         raise BudgetError(
@@ -82,7 +84,7 @@ def layout(shape: ModelShape, contents: Contents, tp: int, layers: Sequence[int]
         faults += [*bad[:-1], f"{bad[-1]}; a stage may begin with layer {_few(legal)}"]
     start = starts[-1]
     last = range(start, shape.layers)
-    if any(target not in last for target in shape.draft_targets):
+    if draft and any(target not in last for target in shape.draft_targets):
         faults.append(
             f"the draft reads layers {_few(shape.draft_targets)}, which must be on the last stage"
         )
