@@ -98,6 +98,22 @@ def test_leading_dimensions_of_a_linear_stay(by_kernels: None) -> None:
     assert torch.equal(method.project(layer, x, torch.float32), flat.view(2, 3, 384))
 
 
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float32])
+def test_other_activations_are_rounded_to_what_the_kernels_read(
+    dtype: torch.dtype, by_kernels: None
+) -> None:
+    method, layer = made_linear("merged")
+    method.process_weights_after_loading(layer)
+    x = rows(4, HIDDEN)
+    right = method.project(layer, x, torch.float32).to(dtype)
+    assert torch.equal(method.apply(layer, x.to(dtype), None), right)
+    routed, (ids, weights) = fill(Routed()), routing(4)
+    routed.quant_method.process_weights_after_loading(routed)
+    assert torch.equal(
+        run(routed, x.to(dtype), ids, weights), run(routed, x, ids, weights).to(dtype)
+    )
+
+
 def test_a_wide_matrix_is_decoded_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     _, layer = made_linear("merged")
     x, one = rows(70, HIDDEN), layer.exl3[1].matrix(0)

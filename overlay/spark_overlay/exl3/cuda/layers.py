@@ -48,7 +48,11 @@ class Group:
         self.limit = plan.MAX_ROWS if table is None else table.dense_rows
 
     def __call__(self, xs: Sequence[Tensor], dtype: torch.dtype) -> Tensor:
-        """``xs``: bf16 ``[rows, in]``, one or as many as matrices -> ``[rows, sum of out]``."""
+        """``xs``: ``[rows, in]``, one or as many as matrices -> ``[rows, sum of out]``. The kernels
+        read bf16 and write bf16 or fp32; anything else is rounded to the one or from the other."""
+        xs = [x.to(torch.bfloat16) for x in xs]
+        if dtype not in ops.DTYPES:
+            return self(xs, torch.float32).to(dtype)
         if xs[0].shape[0] <= self.limit:
             return ops.group(
                 xs, self._trellis, self._suh, self._svh, self._none, self._books, dtype
@@ -101,7 +105,10 @@ class Experts:
         self.slots = plan.MAX_SLOTS if table is None else table.expert_slots
 
     def __call__(self, x: Tensor, ids: Tensor, weights: Tensor) -> Tensor:
-        """``x`` bf16 ``[tokens, hidden]``, ``ids`` and ``weights`` ``[tokens, k]`` -> as ``x``."""
+        """``x [tokens, hidden]``, ``ids`` and ``weights`` ``[tokens, k]`` -> as ``x``, which the
+        kernels read as bf16."""
+        if x.dtype != torch.bfloat16:
+            return self(x.to(torch.bfloat16), ids, weights).to(x.dtype)
         tokens, topk = ids.shape
         each = max(1, self.slots // topk)
         if tokens > CALLS * each and not _capturing(x.device):
