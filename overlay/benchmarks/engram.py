@@ -23,9 +23,10 @@ n-grams  of a stream's tokens, the share that is the first of its kind in its CH
          and random tokens, whose n-grams are all new, 24 on both. ``gain`` = 24 / reads of each
          rank; the pair waits for rank 1. ``even``: were the heads of all orders shared evenly,
          which vLLM's split of a table into two runs of rows does not do.
-         2 times random is thus d3 + 2 d4 <= 1.5 on rank 1. Code has about 0.6 and 0.7 in chunks of
-         2048 tokens, prose 0.75 and 0.83: 1.5 and 1.25 times random are what such texts give, and
-         reading less would be reading wrong rows.
+         2 times random is thus d3 + 2 d4 <= 1.5 on rank 1. In 16 chunks code has 0.64 + 2 x 0.74 =
+         2.12 and prose 0.78 + 2 x 0.87 = 2.53: 1.41 and 1.19 times random are what such texts give,
+         and reading less would be reading wrong rows. Even with every row kept that was ever read
+         rank 1 has 1.60 and 1.43.
 stream   tokens through the published layout's hash, CHUNK at a time: ``distinct`` rows a token of a
          rank, both layers; ``reads`` a token, with a cache of so many MiB a layer (DSV41_CACHE_GIB
          is a node's, of both layers) or none; ``fed`` tokens a second = best iops / reads;
