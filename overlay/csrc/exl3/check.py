@@ -304,9 +304,20 @@ def graph_us(calls: list[Callable[[], None]], samples: int = 7) -> float:
 
 
 PEER = {6: {1: 68.3, 2: 125.2, 4: 217.6, 8: 411.4, 16: 709.2}, 4: {1: 63.9, 2: 115.0, 4: 216.4, 8: 361.8, 16: 675.0}}
-A_PLANS = [(w, c, k) for w in (4, 6, 8) for c in (1, 2, 3, 4) if c <= w for k in (2, 4, 5, 7, 8, 10, 14)]
-B_PLANS = [(w, c) for w in (2, 3, 4, 6, 8) for c in (1, 2, 4) if c <= w]
-BASE = (8, 2, 8, 4, 2)
+#: By the tokens from which on they are tried.
+A_PLANS = {
+    1: [
+        *((3, 3, k) for k in (2, 3, 4, 5, 6, 7, 8, 10)), *((6, 3, k) for k in (4, 5, 6, 8, 10)), (4, 1, 10), (4, 2, 5),
+        (4, 2, 7), (4, 2, 10), (2, 2, 3), (2, 2, 4), (2, 2, 6), (2, 1, 6), (2, 1, 8), (2, 1, 10), (8, 2, 10), (8, 4, 5), (5, 1, 10),
+        (3, 1, 10), (3, 1, 14), (6, 2, 8), (4, 1, 8), (4, 1, 14), (8, 1, 14),
+    ],
+    4: [
+        (4, 2, 5), (4, 2, 7), (4, 2, 10), (4, 4, 5), (4, 4, 8), (4, 4, 10), (4, 1, 14), (3, 3, 5), (3, 3, 6), (3, 3, 8),
+        (3, 3, 10), (2, 2, 5), (2, 2, 8), (2, 2, 10), (5, 1, 10), (6, 3, 10),
+    ],
+}
+B_PLANS = [(4, 1), (4, 2), (4, 4), (6, 1), (6, 2), (8, 1), (8, 2), (3, 1), (2, 1), (2, 2)]
+BASE = (4, 2, 10, 4, 1)
 
 
 class Bench:
@@ -346,9 +357,7 @@ def sweep_experts(lib: Library, rates: tuple[int, ...] = (6, 4)) -> None:
         for tokens in (1, 2, 4, 8):
             table = {}
             best = BASE
-            for a in A_PLANS:
-                if tokens >= 4 and a[2] < 5:
-                    continue
+            for a in A_PLANS[1 if tokens < 4 else 4]:
                 table[(*a, *BASE[3:])] = graph_us(bench.calls(lib, tokens, (*a, *BASE[3:])), 3)
             best = min(table, key=lambda p: table[p])
             for b in B_PLANS:
@@ -357,7 +366,7 @@ def sweep_experts(lib: Library, rates: tuple[int, ...] = (6, 4)) -> None:
             order = sorted(table, key=lambda p: table[p])
             RESULTS[f"experts k2={k2} T={tokens}"] = [[list(p), round(table[p], 2)] for p in order]
             peer = PEER[k2][tokens]
-            print(f"experts k2={k2} T={tokens}: {table[order[0]]:.1f} us ({peer / table[order[0]]:.2f}x)", " ".join(f"{p[:3]}{p[4]}:{table[p]:.1f}" for p in order[:5]), f"worst {table[order[-1]]:.1f}", flush=True)  # fmt: skip
+            print(f"experts k2={k2} T={tokens}: {table[order[0]]:.1f} us ({peer / table[order[0]]:.2f}x)", " ".join(f"{p}:{table[p]:.1f}" for p in order[:4]), f"worst {table[order[-1]]:.1f}", flush=True)  # fmt: skip
 
 
 DENSE = {
@@ -505,8 +514,9 @@ def small(lib: Library) -> None:
         x = torch.randn(tokens, 256, device=DEVICE).bfloat16()
         ids = torch.randint(-1, 7, (tokens, 3), device=DEVICE)
         y = poison(tokens, 256, torch.float32)
-        lib.experts(layer.args(x, ids, torch.rand(tokens, 3, device=DEVICE), y, (4, 2, 1, 4, 1)))
-    torch.cuda.synchronize()
+        weights = torch.rand(tokens, 3, device=DEVICE)
+        lib.experts(layer.args(x, ids, weights, y, (4, 2, 1, 4, 1)))
+        torch.cuda.synchronize()
     print("small: ran")
 
 

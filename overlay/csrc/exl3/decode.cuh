@@ -150,8 +150,7 @@ struct Window<16> {
     }
 };
 
-/* Two states to a pair of fp16 1024 + B. The upper one is placed by a multiplication: shifts and
- * masks load the other pipe. */
+/* Two states to a pair of fp16 1024 + B. */
 __device__ __forceinline__ uint32_t mul1_pair(uint32_t lo, uint32_t hi) {
     const uint32_t b = __dp4a(lo * MUL1, 0x01010101u, 0x64006400u);
     return __dp4a(hi * MUL1, 0x01010101u, 0u) * 65536u + b;

@@ -60,6 +60,8 @@ __global__ void __launch_bounds__(32 * MAX_WARPS, 2) dense_kernel(const __grid_c
     const Place at = place_of(stand, warp, blocks);
     const int chunk = group * s.chunks + at.chunk;
     const int k2 = s.k2;
+    prefetch(s.suh + 128 * block0, 256 * blocks, 0);
+    prefetch(s.svh + CHUNK * s.chunks * group, 256 * here, 32);
     uint32_t *const x = shared + p.warps * p.ring_words;
     Stream stream;
     stream.stride = static_cast<int64_t>(s.width) * 128 * k2;

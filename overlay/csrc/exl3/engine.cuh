@@ -222,6 +222,7 @@ __device__ __forceinline__ void stream_run(const Stream &s, int k2, int codebook
                                            Sums<NB> &sums) {
     using S = Shape<K2>;
     constexpr int AHEAD = (S::STAGES - 1) * S::TILES;
+    constexpr int EARLY = 4;
     const int bytes = S::TILES * 128 * (K2 ? K2 : k2);
     const uint32_t ring = shared_address(s.ring) + 16u * lane;
     Source<K2> source(s.from + AHEAD * s.stride, s.stride, lane);
@@ -244,6 +245,17 @@ __device__ __forceinline__ void stream_run(const Stream &s, int k2, int codebook
         const char *at[window.WORDS];
 #pragma unroll
         for (int i = 0; i < window.WORDS; ++i) at[i] = stage + window.at[i];
+        /* Words are loaded a few tiles before they are used: shared memory takes its time. */
+        uint32_t w[EARLY][window.WORDS];
+        const auto load = [&](int number) {
+#pragma unroll
+            for (int i = 0; i < window.WORDS; ++i)
+                w[number % EARLY][i] = *reinterpret_cast<const uint32_t *>(at[i] + number * 16 * K2);
+        };
+        if constexpr (K2 != 0) {
+#pragma unroll
+            for (int number = 0; number < EARLY; ++number) load(number);
+        }
 #pragma unroll
         for (int turn = 0; turn < S::TILES; ++turn) {
             uint32_t b[NB][2];
@@ -256,11 +268,10 @@ __device__ __forceinline__ void stream_run(const Stream &s, int k2, int codebook
             if constexpr (K2 != 0) {
 #pragma unroll
                 for (int tile = 0; tile < 8; ++tile) {
-                    uint32_t w[window.WORDS], st[8];
-#pragma unroll
-                    for (int i = 0; i < window.WORDS; ++i)
-                        w[i] = *reinterpret_cast<const uint32_t *>(at[i] + (8 * turn + tile) * 16 * K2);
-                    window.states(w, st);
+                    const int number = 8 * turn + tile;
+                    uint32_t st[8];
+                    window.states(w[number % EARLY], st);
+                    if (number + EARLY < 8 * S::TILES) load(number + EARLY);
                     const uint32_t a[4] = {mul1_pair(st[0], st[1]), mul1_pair(st[4], st[5]),
                                            mul1_pair(st[2], st[3]), mul1_pair(st[6], st[7])};
 #pragma unroll

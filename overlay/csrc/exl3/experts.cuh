@@ -124,6 +124,9 @@ __global__ void __launch_bounds__(32 * MAX_WARPS, 2) experts_a_kernel(const __gr
     const Place at = place_of(stand, warp, blocks);
     const int chunk = group * p.chunks + at.chunk;
     const int inter = p.inter_blocks * CHUNK;
+    prefetch(entry.suh + 128 * block0, 256 * blocks, 0);
+    prefetch(entry.svh + CHUNK * p.chunks * group, 256 * here, 32);
+    if (which == 0) prefetch(table_entry(p, 2, expert).suh + CHUNK * p.chunks * group, 256 * here, 48);
     uint32_t *const x = shared + p.warps * p.ring_words;
     float *const red = reinterpret_cast<float *>(shared);
     const auto partial_at = [&](int row, int proj, int part, int c) {
@@ -219,6 +222,7 @@ __global__ void __launch_bounds__(32 * MAX_WARPS, 2) experts_b_kernel(const __gr
         const int k2 = entry.k2;
         const Place at = place_of(stand, warp, p.inter_blocks);
         const int chunk = group * p.chunks + at.chunk;
+        prefetch(entry.svh + CHUNK * p.chunks * group, 256 * here, 0);
         uint32_t *const x = shared + p.warps * p.ring_words;
         float *const red = reinterpret_cast<float *>(shared);
         Stream stream;

@@ -31,6 +31,12 @@ __device__ __forceinline__ void wait_for_previous() {
 #endif
 }
 
+/* Asks for `bytes` from `from` on to be in L2 soon; by the threads from `first` on, a line each. */
+__device__ __forceinline__ void prefetch(const void *from, int bytes, int first) {
+    const int at = (static_cast<int>(threadIdx.x) - first) * 128;
+    if (at >= 0 && at < bytes) asm volatile("prefetch.global.L2 [%0];" ::"l"(static_cast<const char *>(from) + at));
+}
+
 __device__ __forceinline__ void copy_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
 
 template <int LEFT>
