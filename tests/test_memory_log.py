@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from page_cache import resident
 
 from launcher.runtimes.loglines import progress
 from spark_overlay.memory import pagecache
@@ -258,23 +259,6 @@ def test_dropped_pages_are_gone(tmp_path: Path) -> None:
         pytest.fail("this file system keeps no page cache: the test needs a TMPDIR on a disk")
     assert pagecache.drop_all(tmp_path) == 1
     assert resident(path) == 0
-
-
-def resident(path: Path) -> int:
-    """Pages of the file in the page cache."""
-    import ctypes
-    import mmap
-
-    size = path.stat().st_size
-    with path.open("rb") as file, mmap.mmap(file.fileno(), size, access=mmap.ACCESS_COPY) as memory:
-        count = -(-size // mmap.PAGESIZE)
-        seen = (ctypes.c_ubyte * count)()
-        hold = ctypes.c_char.from_buffer(memory)
-        libc = ctypes.CDLL(None, use_errno=True)
-        libc.mincore.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_void_p]
-        assert libc.mincore(ctypes.addressof(hold), size, ctypes.addressof(seen)) == 0
-        del hold
-        return sum(each & 1 for each in seen)
 
 
 def test_a_file_that_is_gone_is_a_warning(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

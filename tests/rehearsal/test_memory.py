@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -11,6 +12,7 @@ from typing import Any
 
 import pytest
 from engine import Answers, Engines
+from page_cache import resident
 
 from spark_overlay import hooks
 from spark_overlay.hooks import HookError
@@ -53,6 +55,38 @@ def test_the_builder_takes_a_prompt_of_full_length_in_the_smallest_workspace(
     assert [(part.start, part.stop) for part, _ in parts] == [(0, 1), (1, 2), (2, 3)]
     parts = Builder._split_indexer_prefill_chunks(lengths, queries, 2 * 4096, 256 << 20)
     assert [(part.start, part.stop) for part, _ in parts] == [(0, 2), (2, 3)]
+
+
+@pytest.mark.parametrize("drop", [True, False])
+def test_a_shard_s_pages_are_gone_when_the_reader_is_at_the_next(
+    vllm: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, drop: bool
+) -> None:
+    """vLLM's own reader over mapped files; without the hook the pages stay."""
+    import torch
+    from safetensors.torch import save_file
+
+    from spark_overlay.memory import glue
+
+    told = {"spark_overlay": {"memory_drop_page_cache": drop}}
+    monkeypatch.setattr(
+        glue, "get_current_vllm_config", lambda: SimpleNamespace(additional_config=told)
+    )
+    files = [tmp_path / f"model-0000{n}-of-00002.safetensors" for n in (1, 2)]
+    for n, file in enumerate(files):
+        save_file({f"{n}.{k}": torch.full((1 << 20,), n + k) for k in range(2)}, file)
+        fd = os.open(file, os.O_RDONLY)
+        os.fsync(fd)  # a dirty page cannot be dropped
+        os.close(fd)
+        file.read_bytes()
+        assert resident(file) > 0, "this file system keeps no page cache: set TMPDIR to a disk"
+    seen = []
+    for name, tensor in glue.safetensors_weights_iterator([str(f) for f in files], False):
+        assert int(tensor.sum()) == (int(name[0]) + int(name[2])) << 20
+        seen.append((name, resident(files[0]) > 0))
+        del tensor
+    assert [name for name, _ in seen] == ["0.0", "0.1", "1.0", "1.1"]
+    assert [held for _, held in seen] == [True, True, not drop, not drop]
+    assert (resident(files[1]) > 0) is not drop
 
 
 MEM = re.compile(r"\[mem\] (.*?): ([\d.]+) GiB available \(lowest ([\d.]+)\)")
