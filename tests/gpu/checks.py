@@ -6,6 +6,7 @@ teacher-forced (each fed with what vLLM's own layer was fed with), answers end t
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -27,6 +28,9 @@ SUBLAYER = 0.01
 SEEN = 3.0
 #: Where vLLM's two best tokens lie closer than this (nats), either is right.
 TIE = 0.3
+
+#: What computes packed linears and experts, whether the shared expert is among them.
+KERNELS = ["spark_overlay.exl3.cuda.layers.Group", "spark_overlay.exl3.cuda.layers.Experts", True]
 
 Values = dict[str, Any]
 
@@ -67,7 +71,9 @@ class Bench:
 
             self._weights.clear()
             cpu = self.device == "cpu"
-            reader = Weights if cpu or kind == "plain" else DenseWeights
+            # The kernels compute with the packed form, the torch path with bf16 weights.
+            whole = cpu or kind == "plain" or ours()
+            reader = Weights if whole else DenseWeights
             dtype = torch.float64 if cpu else torch.float32
             self._weights[kind] = reader(self.models[kind], dtype=dtype, device=self.device)
         return self._weights[kind]
@@ -118,6 +124,30 @@ def layers(engine: str) -> Callable[[Bench], tuple[bool, Values]]:
         return worst[0] <= MEDIAN and worst[1] <= P90 and own <= SUBLAYER, values
 
     return judge
+
+
+def ours() -> bool:
+    """Whether the engines of this run use the kernels."""
+    from spark_overlay.exl3.cuda import SWITCH
+
+    return os.environ.get(SWITCH) == "1"
+
+
+def by_kernels(judge: Callable[[Bench], tuple[bool, Values]], *names: str) -> Any:
+    """``judge``, and each engine computed with the packed weights, the shared expert among the
+    routed ones, and no stream was switched off."""
+
+    def judged(bench: Bench) -> tuple[bool, Values]:
+        right, values = judge(bench)
+        found = {name: bench.answers[name]["classes"][0] for name in names}
+        values["kernels"] = {name: one["kernels"] for name, one in found.items()}
+        if bench.device == "cpu" or not ours():  # there the weights are decoded once
+            return right, values
+        for one in found.values():
+            right = right and one["kernels"] == KERNELS and one["switches"] == {}
+        return right, values
+
+    return judged
 
 
 def faults(engine: str) -> Callable[[Bench], tuple[bool, Values]]:
@@ -293,17 +323,17 @@ CHECKS: tuple[Check, ...] = (
           "decoder replay on, in CUDA graphs, against the reference that replays",
           replayed("stock-replay")),
     Check("exl3-layers", ("exl3-eager",), 4,
-          "the overlay's torch path on EXL3, each layer against the reference fed alike",
-          layers("exl3-eager")),
+          "the overlay on EXL3, each layer against the reference fed alike",
+          by_kernels(layers("exl3-eager"), "exl3-eager")),
     Check("exl3-replies", ("exl3-eager",), 1,
           "the overlay's tokens and likelihoods against the reference, end to end",
           replies("exl3-eager")),
     Check("exl3-graphs", ("exl3-eager", "exl3-graphs"), 1,
           "the overlay's tokens eager and in CUDA graphs, up to a tie, on vLLM's side streams",
-          same_tokens("exl3-eager", "exl3-graphs")),
+          by_kernels(same_tokens("exl3-eager", "exl3-graphs"), "exl3-eager", "exl3-graphs")),
     Check("exl3-draft", ("exl3-eager", "exl3-draft"), 1,
           "the same tokens with DSpark's draft ahead, in CUDA graphs, up to a tie",
-          same_tokens("exl3-eager", "exl3-draft")),
+          by_kernels(same_tokens("exl3-eager", "exl3-draft"), "exl3-eager", "exl3-draft")),
     Check("engram-kernel", (), 25,
           "rows to bf16: every code under every scale, bit for bit; compiled for four GPUs",
           engram_checks.parts("kernel")),

@@ -28,7 +28,7 @@ if __package__ in (None, ""):
     sys.path.insert(1, str(Path(__file__).resolve().parents[2] / "overlay"))
 
 from gpu import engines, results
-from gpu.checks import CHECKS, Bench, Check, import_oracle
+from gpu.checks import CHECKS, Bench, Check, import_oracle, ours
 from gpu.engines import ENGINES
 from gpu.shape import SHAPES
 
@@ -181,7 +181,7 @@ def work(
     for check in (c for c in todo if not c.asks):
         judge(check, bench, result)
         save()
-    failed = native_failed(asked(todo))
+    failed = native_failed(asked(todo)) or kernels_failed(asked(todo), args.device)
     with ThreadPoolExecutor(args.at_once) as pool:
         running = {
             name: pool.submit(
@@ -225,6 +225,29 @@ def native_failed(names: Iterable[str]) -> bool:
     except EngramError as error:
         print(error, flush=True)
         return True
+    return False
+
+
+def kernels_failed(names: Iterable[str], device: str) -> bool:
+    """Build EXL3's kernels for this GPU where an engine needs them and they do not load yet."""
+    from spark_overlay.exl3.cuda import library
+
+    sys.path.insert(1, str(engines.OVERLAY / "csrc"))
+    import build_cuda
+
+    packed = any(ENGINES[name].kind in ("exl3", "draft") for name in names)
+    if device == "cpu" or not packed or not ours():
+        return False
+    try:
+        library.load()
+    except library.Exl3CudaError:
+        try:
+            started = time.monotonic()
+            build_cuda.build(Path(os.environ.get(library.OVERRIDE) or library.LIBRARY))
+            print(f"EXL3's kernels: built in {time.monotonic() - started:.0f} s", flush=True)
+        except build_cuda.BuildError as error:
+            print(error, flush=True)
+            return True
     return False
 
 

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import os
 from typing import Any
 
 from probe import Probe
+
+#: Of vLLM, to take work off its side streams.
+SWITCHES = ("VLLM_DISABLE_SHARED_EXPERTS_STREAM", "VLLM_MULTI_STREAM_GEMM_TOKEN_THRESHOLD")
 
 
 class GpuProbe(Probe):
@@ -20,6 +24,8 @@ class GpuProbe(Probe):
             "linear": _name(layer.attn.wq_b.quant_method),
             "experts": _name(method),
             "runner": _name(self.model_runner),
+            "kernels": _kernels(layer),
+            "switches": {name: os.environ[name] for name in SWITCHES if name in os.environ},
             "replay": None if replay is None else _name(replay),
         }
 
@@ -69,6 +75,16 @@ class GpuProbe(Probe):
                 one |= {k: getattr(stats, k) for k in ("lookups", "ids", "rows", "reads")}
             found.append(one)
         return found
+
+
+def _kernels(layer: Any) -> list[Any] | None:
+    """What computes with packed weights in a layer (linears, experts, whether the shared expert is
+    one of them); None where nothing does."""
+    routed = getattr(layer.ffn.experts, "routed_experts", layer.ffn.experts)
+    found = [getattr(one, "kernels", None) for one in (layer.attn.wq_b, routed)]
+    if None in found:
+        return None
+    return [*map(_name, found), bool(found[1].shared)]
 
 
 def _name(thing: object) -> str:
