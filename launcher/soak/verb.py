@@ -48,12 +48,13 @@ def soak(app: App, args: argparse.Namespace) -> int:
     api, model = standing.api(app, recorded), recorded.served_model_name
     try:
         length = run.longest(api, model)
-        tokens = args.tokens or max(1, length - BELOW)
+        usual = length - min(BELOW, length // 2)
+        tokens = args.tokens or usual
         if tokens > length - 1:
             raise UsageError(
                 f"--tokens {tokens}: the server's longest context is {length}",
                 f"at most {length - 1}, one less for the answer",
-                f"leave it out for {max(1, length - BELOW)}",
+                f"leave it out for {usual}",
             )
         ids = run.prompt(api, model, tokens, time.time_ns())
     except (run.Refused, NoAnswer) as fault:
