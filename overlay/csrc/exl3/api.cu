@@ -14,8 +14,6 @@ using namespace exl3;
 
 thread_local char message[512] = "";
 
-constexpr int MOST_SHARED = 99 * 1024; /* of a CTA: what sm_86 and sm_121 have */
-
 int refuse(int status, const char *format, ...) {
     va_list args;
     va_start(args, format);

@@ -102,6 +102,9 @@ EXL3_API int exl3_group(const exl3_shard *shards /* host */, int32_t count, int3
  * An id stands for entry id - first_id; ids outside [first_id, first_id + experts) contribute
  * nothing (a token with no valid id gets zeros, plus the shared expert's part).
  *
+ * Where the chip can (9.0 and newer), launch B may start while A ends (programmatic dependent launch):
+ * it fetches its first weights and then waits for A's end before it reads what A wrote.
+ *
  * Plan: launch A (gate, up) has a_warps warps in a_chunks x (a_warps / a_chunks) and takes
  * a_kblocks (<= 16) k-blocks of `hidden` at a time; launch B (down) has b_warps and b_chunks and
  * always takes all of `inter`. */
@@ -120,7 +123,7 @@ typedef struct {
     int32_t first_id;
     int32_t shared;         /* 1: table entry `experts` serves every token; else 0 */
     int32_t hidden;
-    int32_t inter;          /* at most 4096 */
+    int32_t inter;          /* at most 4096, and as far as shared memory goes */
     int32_t y_dtype;
     int32_t max_k2;         /* the largest k2 in the table: sizes shared memory */
     float limit;            /* L; <= 0: no clamp */

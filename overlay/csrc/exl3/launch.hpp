@@ -17,12 +17,18 @@ cudaError_t launch_experts_b(const ExpertsLaunch &p, int nb, int bytes, bool ear
 cudaError_t launch_decode(const void *trellis, int in, int out, int k2, int codebook, void *weights,
                           cudaStream_t stream);
 
-/* More than 48 KB of dynamic shared memory is asked for once per kernel and device use; cheap. */
+/* Static shared memory of a kernel (the lists of rows), at most; and what is left of the 99 KB that a
+ * CTA may have on sm_86 and sm_121. */
+constexpr int STATIC_SHARED = 1040;
+constexpr int MOST_SHARED = 99 * 1024 - STATIC_SHARED;
+
+/* More than 48 KB must be asked for: always the same, so that no launch takes from another (one in a
+ * graph that is not instantiated yet, say) what it was made with. */
 template <typename Kernel>
 cudaError_t allow_shared(Kernel kernel, int bytes) {
-    if (bytes <= 40 * 1024) return cudaSuccess; /* static shared memory counts too */
+    if (bytes + STATIC_SHARED <= 48 * 1024) return cudaSuccess;
     return cudaFuncSetAttribute(reinterpret_cast<const void *>(kernel),
-                                cudaFuncAttributeMaxDynamicSharedMemorySize, bytes);
+                                cudaFuncAttributeMaxDynamicSharedMemorySize, MOST_SHARED);
 }
 
 } // namespace exl3

@@ -238,7 +238,7 @@ def experts_shared(inter: int, tokens: int, max_k2: int, plan: ExpertsPlan) -> t
             _shared(plan.a_warps, max_k2, plan.a_kblocks, height),
             _shared(plan.b_warps, max_k2, inter // BLOCK, height) + 32 * height + 32,
         )
-        if max(both) <= MOST_SHARED:
+        if max(both) + STATIC_SHARED <= MOST_SHARED:
             break
     return both
 

@@ -67,7 +67,9 @@ def group_plans(shapes: Sequence[Shape], rows: int) -> Iterator[GroupPlan]:
                 if max(kblocks) > plan.MAX_KBLOCKS or warps // chunks > 4 * min(kblocks):
                     continue
                 made = GroupPlan(warps, tuple(Part(chunks, n) for n in kblocks))
-                legal = plan.group_shared(shapes, rows, made) <= plan.MOST_SHARED
+                legal = (
+                    plan.group_shared(shapes, rows, made) <= plan.MOST_SHARED - plan.STATIC_SHARED
+                )
                 if legal and made not in tried:
                     tried.add(made)
                     yield made
@@ -77,7 +79,8 @@ def experts_plans(hidden: int, inter: int, tokens: int, k2: int) -> Iterator[Exp
     """Every legal plan worth a try of either launch; the other one's part is 1, 1, (1)."""
 
     def legal(one: ExpertsPlan) -> bool:
-        return max(plan.experts_shared(inter, tokens, k2, one)) <= plan.MOST_SHARED
+        most = max(plan.experts_shared(inter, tokens, k2, one))
+        return most <= plan.MOST_SHARED - plan.STATIC_SHARED
 
     most = hidden // plan.BLOCK
     for warps in (4, 6, 8):
