@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import hashlib
 import io
-import zipfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
@@ -102,19 +101,20 @@ def words(role: str, post: Post, settings: Settings) -> list[str]:
 
 def bundle(root: Path = ROOT) -> bytes:
     """The guard as one zip file that Python runs; equal for equal sources."""
+    import zipfile  # not on the way of a quick `status`
+
+    def entry(name: str) -> zipfile.ZipInfo:
+        info = zipfile.ZipInfo(name, LONG_AGO)
+        info.compress_type = zipfile.ZIP_DEFLATED
+        return info
+
     out = io.BytesIO()
     with zipfile.ZipFile(out, "w", zipfile.ZIP_DEFLATED) as made:
         for path in _parts(root, PARTS):
-            made.writestr(_entry(str(path.relative_to(root))), path.read_bytes())
-        made.writestr(_entry("__main__.py"), DOOR)
+            made.writestr(entry(str(path.relative_to(root))), path.read_bytes())
+        made.writestr(entry("__main__.py"), DOOR)
     return out.getvalue()
 
 
 def _parts(root: Path, patterns: Sequence[str]) -> list[Path]:
     return sorted(path for pattern in patterns for path in root.glob(pattern))
-
-
-def _entry(name: str) -> zipfile.ZipInfo:
-    info = zipfile.ZipInfo(name, LONG_AGO)
-    info.compress_type = zipfile.ZIP_DEFLATED
-    return info
