@@ -1,7 +1,7 @@
 """``./start.sh pack`` on two nodes: containers, space, broken off, gone on with, served from.
 
 The packer in the stub image is a stand-in with the real one's command line, files and words; the
-real one is proven in tests/test_engram_pack.py and tests/rehearsal/test_engram_packs.py.
+real one is proven in tests/test_engram_pack.py and tests/story/test_3_ends.py.
 """
 
 from __future__ import annotations
