@@ -10,7 +10,8 @@ us       median of RUNS replays of a CUDA graph that holds calls over many sets 
          from a whole layer of 384.
 GB/s     packed weights by us; ``floor`` is their bytes at the copy ceiling, ``share`` floor by us.
 copy     bytes read and written a second by a copy of 2 GiB: the ceiling, in the same run.
-off      relative RMS error of one call's fp32 output against float64; ``ok`` is that it is small.
+off      relative RMS error of one call's fp32 output against float64, but for head and layer;
+         ``ok`` is that it is small.
 earlier  exllamav3 1.6.5, its fastest fp16 way for that shape, on an H200 in an earlier run
          (exl3_earlier.json says when and how); ``ratio`` its us by ours. Only where the GPU is one.
 
@@ -104,8 +105,9 @@ class Bench:
             "gigabytes_per_second": round(nbytes / median / 1e3, 1),
             "floor_us": round(floor, 2),
             "share_of_floor": round(floor / median, 3),
-            "off": float(f"{off:.3g}"),
         }
+        if not math.isnan(off):
+            found["off"] = float(f"{off:.3g}")
         if name in self.earlier:
             found["earlier_us"] = self.earlier[name]
             found["ratio"] = round(self.earlier[name] / median, 3)
@@ -203,12 +205,16 @@ def layer_rows(bench: Bench) -> Iterator[tuple[str, bool, Values]]:
 
     nbytes = sum(map(shapes.group_bytes, shapes.GROUPS.values()))
     us = bench.timed([lambda n=n: linears(n) for n in range(8)])
-    yield "layer, 4 rows: linears", True, bench.values("layer, 4 rows: linears", us, nbytes, 0.0)
+    yield (
+        "layer, 4 rows: linears",
+        True,
+        bench.values("layer, 4 rows: linears", us, nbytes, math.nan),
+    )
     unique = statistics.mean(ids.unique().numel() for ids, _ in routes)
     nbytes += unique * shapes.expert_bytes(6)
     us = bench.timed([lambda n=n: whole(n) for n in range(8)])
     name = "layer, 4 rows: with experts"
-    yield name, True, bench.values(name, us, nbytes, 0.0)
+    yield name, True, bench.values(name, us, nbytes, math.nan)
 
 
 PARTS = {"dense": dense_rows, "experts": expert_rows, "layer": layer_rows}
