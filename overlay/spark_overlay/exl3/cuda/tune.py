@@ -27,7 +27,7 @@ from spark_overlay.exl3.cuda.plan import ExpertsPlan, GroupPlan, Part, Shape
 
 #: What a plan must win to be kept, and how far its output may be from the rule's (relative RMS):
 #: sums of another order, and with experts fp16 roundings between the launches that fall otherwise.
-GAIN, CLOSE, EXPERTS_CLOSE = 0.02, 1e-5, 1e-3
+GAIN, CLOSE, EXPERTS_CLOSE = 0.02, 1e-4, 1e-3
 SETS_BYTES, REPLAYS = 256 << 20, 5
 TOPK, EXPERTS = 6, 384
 
