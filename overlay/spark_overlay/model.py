@@ -13,7 +13,6 @@ from vllm.platforms import current_platform
 
 from spark_overlay import hooks
 from spark_overlay.engram.source import is_table_tensor
-from spark_overlay.exl3 import cuda
 from spark_overlay.exl3.config import Exl3Config
 from spark_overlay.exl3.loading import PackedLoader
 from spark_overlay.headers import TensorHeader
@@ -40,7 +39,7 @@ def packed_tensors() -> Mapping[str, TensorHeader]:
 
 
 def _merge_experts(model: nn.Module) -> None:
-    if packed_tensors() and cuda.serves(next(model.parameters()).device):
+    if packed_tensors():
         merge_shared_experts(model)
 
 

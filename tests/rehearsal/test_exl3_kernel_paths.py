@@ -262,6 +262,7 @@ class Runner(nn.Module):
 @pytest.fixture
 def runners(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(merge, "MoERunner", Runner)
+    monkeypatch.setattr(cuda, "serves", lambda device: True)
 
 
 def test_the_shared_expert_moves_to_the_method(runners: None) -> None:
@@ -291,6 +292,13 @@ def test_a_shared_expert_that_is_not_alike_stays(changed: Any, runners: None) ->
     changed(runner)
     assert merge.merge_shared_experts(nn.ModuleList([runner])) == 0
     assert runner._shared_experts is not None and runner._forward_entry == "with shared"
+
+
+def test_nothing_is_merged_where_the_kernels_do_not_serve(
+    runners: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cuda, "serves", lambda device: False)
+    assert merge.merge_shared_experts(nn.ModuleList([Runner(Mlp())])) == 0
 
 
 def test_a_runner_that_is_not_as_expected_is_an_error(runners: None) -> None:

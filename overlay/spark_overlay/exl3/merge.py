@@ -14,6 +14,7 @@ from torch import nn
 from vllm.model_executor.layers.activation import SiluAndMul, SiluAndMulWithClamp
 from vllm.model_executor.layers.fused_moe.runner.moe_runner import MoERunner
 
+from spark_overlay.exl3 import cuda
 from spark_overlay.exl3.experts import GATE, Exl3MoEMethod
 from spark_overlay.exl3.linear import Exl3LinearMethod
 from spark_overlay.hooks import HookError
@@ -41,6 +42,9 @@ def _merge(runner: Any) -> bool:
         )
     method, wrapper = runner.routed_experts.quant_method, runner._shared_experts
     if wrapper is None or not isinstance(method, Exl3MoEMethod):
+        return False
+    # As the method itself will decide, from where its own weights are.
+    if not cuda.serves(getattr(runner.routed_experts, GATE).stacks[0].suh.device):
         return False
     if runner.routed_scaling_factor != 1.0 or not _alike(wrapper._layer, runner.routed_experts):
         return False
