@@ -6,7 +6,7 @@ projection, and the input projections of modules the checkpoint packs.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -16,6 +16,7 @@ from vllm.models.deepseek_v41.sparse_mla import (
     DeepseekV4FlashMLABackend,
     DeepseekV41SparseSWAMetadataBuilder,
 )
+from vllm.v1.attention.backend import AttentionCGSupport
 from vllm.v1.attention.backends.mla.sparse_swa import DeepseekSparseSWABackend
 
 from spark_overlay.attention.reference import read_records, rotate_tail, sparse_attention
@@ -25,6 +26,10 @@ from spark_overlay.indexer.glue import SparkIndexer
 
 class SparkSWAMetadataBuilder(DeepseekV41SparseSWAMetadataBuilder):
     """The sliding window's metadata without FlashMLA's tile schedules."""
+
+    #: The indexer and the attention below ask the device how long each request is, which no graph
+    #: can hold; vLLM then captures the pieces between them.
+    _cudagraph_support: ClassVar[AttentionCGSupport] = AttentionCGSupport.NEVER
 
     def build_tile_scheduler(self, num_decode_tokens: int) -> dict[str, None]:
         return dict.fromkeys(("swaonly", "c4a", "c128a", "c1a", "c2a"))
@@ -59,7 +64,7 @@ class SparkAttention(DeepseekV4Attention):
     swa_backend_cls = SparkSWABackend
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
-        # EXL3 kernels and side streams do not mix on a shared device; one stream it is.
+        # Torch's operations here gain nothing from side streams.
         kwargs["aux_stream_list"] = None
         super().__init__(*args, **kwargs)
         if self.compressor is not None:
