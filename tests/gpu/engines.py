@@ -38,13 +38,17 @@ class Engine:
 EXACT = {"swa_bounded_replay": False}
 EAGER = {"enforce_eager": True}
 GRAPHS = {"compilation_config": {"cudagraph_capture_sizes": [1, 2, 4]}}
+#: What the overlay's attention allows: it computes between the captured pieces.
+PIECES = {"compilation_config": {**GRAPHS["compilation_config"], "cudagraph_mode": "PIECEWISE"}}
 #: Of a step that verifies three drafted tokens of each of up to four requests.
 DRAFTED = {
-    "compilation_config": {"cudagraph_capture_sizes": [1, 2, 4, 8, 12, 16]},
+    "compilation_config": {
+        **PIECES["compilation_config"],
+        "cudagraph_capture_sizes": [1, 2, 4, 8, 12, 16],
+    },
     "speculative_config": {"method": "dspark", "num_speculative_tokens": 3},
 }
 NO_WARMUP = {"kernel_config": {"enable_jit_warmup": False}}
-PIECES = {"compilation_config": {**GRAPHS["compilation_config"], "cudagraph_mode": "PIECEWISE"}}
 CACHED = {"enable_prefix_caching": True}
 ENGINES: Mapping[str, Engine] = {
     "stock-eager": Engine(172, 49, taped=True, options={**EXACT, **EAGER}),
@@ -61,7 +65,7 @@ ENGINES: Mapping[str, Engine] = {
         options={**EXACT, **EAGER, **NO_WARMUP},
     ),
     "exl3-graphs": Engine(
-        173, 60, kind="exl3", overlay=True, options={**EXACT, **GRAPHS, **NO_WARMUP}
+        173, 60, kind="exl3", overlay=True, options={**EXACT, **PIECES, **NO_WARMUP}
     ),
     "exl3-draft": Engine(
         190, 75, kind="draft", overlay=True, options={**EXACT, **DRAFTED, **NO_WARMUP}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from typing import Any
 
 from probe import Probe
@@ -25,6 +26,7 @@ class GpuProbe(Probe):
             "experts": _name(method),
             "runner": _name(self.model_runner),
             "kernels": _kernels(layer),
+            "graphs": _graphs(),
             "switches": {name: os.environ[name] for name in SWITCHES if name in os.environ},
             "replay": None if replay is None else _name(replay),
         }
@@ -75,6 +77,14 @@ class GpuProbe(Probe):
                 one |= {k: getattr(stats, k) for k in ("lookups", "ids", "rows", "reads")}
             found.append(one)
         return found
+
+
+def _graphs() -> int:
+    """CUDA graphs captured by vLLM's breakable capture, pieces counted; 0 without it."""
+    module = sys.modules.get("vllm.compilation.breakable_cudagraph")
+    wrappers = [] if module is None else list(module.BreakableCUDAGraphWrapper._all_instances)
+    captures = [entry.capture for each in wrappers for entry in each.entries.values()]
+    return sum(capture.num_graphs for capture in captures if capture is not None)
 
 
 def _kernels(layer: Any) -> list[Any] | None:
