@@ -170,6 +170,9 @@ def test_graph_sizes_are_ours_unless_the_user_brings_some(tmp_path: Path) -> Non
     assert "--enforce-eager" in deployed(tmp_path, pair(), "ENFORCE_EAGER=1\n").ranks[0].argv
 
 
+OWN = "DSV41_INDEXER_PREFILL_FACTOR=\n"  # leaves the workspace to GLM53_INDEXER_WORKSPACE
+
+
 @pytest.mark.parametrize(
     ("text", "told"),
     [
@@ -177,12 +180,13 @@ def test_graph_sizes_are_ours_unless_the_user_brings_some(tmp_path: Path) -> Non
         ("DSV41_PREFILL_EMPTY_CACHE_TOKENS=4096\n", {"memory_release_tokens": 4096}),
         ("DSV41_PREFILL_EMPTY_CACHE_MEMAVAIL_GIB=0\n", {"memory_release_below_gib": 0}),
         ("DSV41_PREFILL_END_EMPTY_CACHE=1\n", {"memory_release_at_end": True}),
-        ("DSV41_INDEXER_PREFILL_FACTOR=1\n", {"indexer_prefill_factor": 1}),
-        ("GLM53_INDEXER_WORKSPACE=rightsize\n", {"indexer_prefill_factor": 2}),
+        ("DSV41_INDEXER_PREFILL_FACTOR=4\n", {"indexer_prefill_factor": 4}),
+        (f"{OWN}GLM53_INDEXER_WORKSPACE=rightsize\n", {"indexer_prefill_factor": 2}),
         (
-            "GLM53_INDEXER_WORKSPACE=rightsize\nMAX_NUM_SEQS=99\n",
+            f"{OWN}GLM53_INDEXER_WORKSPACE=rightsize\nMAX_NUM_SEQS=99\n",
             {"indexer_prefill_factor": 40},
         ),
+        (OWN, {"indexer_prefill_factor": None}),
         (
             "GLM53_INDEXER_WORKSPACE=rightsize\nDSV41_INDEXER_PREFILL_FACTOR=3\n",
             {"indexer_prefill_factor": 3},
@@ -198,11 +202,13 @@ def test_the_overlay_learns_how_to_care_for_memory(
         "memory_release_tokens": 8192,
         "memory_release_below_gib": 2.5,
         "memory_release_at_end": False,
+        "indexer_prefill_factor": 1,
     }
     for rank in deployed(tmp_path, pair(), text).ranks:
         given = json.loads(option(rank.argv, "--additional-config"))["spark_overlay"]
         kept = {key: given[key] for key in given if key.startswith(("memory_", "indexer_"))}
-        assert kept == {**shipped, **told}
+        expected = {k: v for k, v in {**shipped, **told}.items() if v is not None}
+        assert kept == expected
         assert option(rank.argv, "--worker-cls") == "spark_overlay.memory.worker.SparkWorker"
 
 
@@ -226,6 +232,7 @@ def test_the_overlay_learns_where_each_ranks_tables_are_and_how_chats_are_sample
         "memory_release_tokens": 8192,
         "memory_release_below_gib": 2.5,
         "memory_release_at_end": False,
+        "indexer_prefill_factor": 1,
     }
     packed = {"engram_packed_dir": "/packed"}
     assert configs == [

@@ -201,15 +201,16 @@ def test_settings_in_the_budgets_terms(tmp_path: Path) -> None:
     assert found.engram_cache == 2 * GIB
     rows = {row.name: row.bytes for row in node(SHAPE, CONTENTS, found).rows}
     assert rows["Engram rows kept (DSV41_CACHE_GIB)"] == 2 * GIB
-    assert rows["indexer workspace"] == 40 * 600_000 * 132
+    assert rows["indexer workspace"] == 600_000 * 132
 
 
 @pytest.mark.parametrize(
     ("text", "prompts"),
     [
-        ("", 40),
-        ("GLM53_INDEXER_WORKSPACE=rightsize\nMAX_NUM_SEQS=3", 3),
-        ("GLM53_INDEXER_WORKSPACE=rightsize\nDSV41_INDEXER_PREFILL_FACTOR=1", 1),
+        ("", 1),
+        ("DSV41_INDEXER_PREFILL_FACTOR=", 40),
+        ("DSV41_INDEXER_PREFILL_FACTOR=\nGLM53_INDEXER_WORKSPACE=rightsize\nMAX_NUM_SEQS=3", 3),
+        ("GLM53_INDEXER_WORKSPACE=rightsize\nDSV41_INDEXER_PREFILL_FACTOR=5", 5),
     ],
 )
 def test_the_indexers_workspace(tmp_path: Path, text: str, prompts: int) -> None:
@@ -288,10 +289,10 @@ def plan(root: Path, *words: str) -> int:
 
 
 def test_the_pair_by_its_settings(root: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    assert plan(root) == 1
+    assert plan(root, "--set", "DSV41_INDEXER_PREFILL_FACTOR=40") == 1
     out = capfd.readouterr().out
-    assert "It does not fit" in out and "GLM53_INDEXER_WORKSPACE=rightsize" in out
-    assert plan(root, "--json", "--set", "GLM53_INDEXER_WORKSPACE=rightsize") == 0
+    assert "It does not fit" in out and "DSV41_INDEXER_PREFILL_FACTOR=1" in out
+    assert plan(root, "--json") == 0
     found: dict[str, Any] = json.loads(capfd.readouterr().out)
     assert found["fits"] and found["kv"]["tokens"] == 1_387_409
     assert found["available_bytes"] == found["memory_bytes"] - sum(

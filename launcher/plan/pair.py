@@ -77,10 +77,10 @@ def tell(plan: PairPlan) -> Iterator[str]:
 
 def _advice(plan: PairPlan) -> Iterator[str]:
     serving = plan.asked.serving
-    if not plan.fits and serving.workspace > serving.requests:
+    if not plan.fits and serving.workspace > 1:
         yield (
-            f"Next: GLM53_INDEXER_WORKSPACE=rightsize makes the indexer's workspace "
-            f"{serving.workspace // max(1, serving.requests)} times smaller."
+            "Next: DSV41_INDEXER_PREFILL_FACTOR=1 makes the indexer's workspace "
+            f"{serving.workspace} times smaller."
         )
 
 

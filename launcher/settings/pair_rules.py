@@ -23,7 +23,7 @@ def require(settings: Settings) -> None:
     """Raises UsageError that lists every broken rule with the place of the key at fault."""
     found = [
         f"{_where(settings, key)}: {key} {message}"
-        for rule in (_images, _widths, _pool, _blocks, _streams, _threshold, _store, _names, _ports)
+        for rule in (_images, _widths, _pool, _blocks, _threshold, _store, _names, _ports)
         for key, message in rule(settings)
     ]
     if found:
@@ -119,17 +119,6 @@ def _blocks(s: Settings) -> list[tuple[str, str]]:
     if size in BLOCKS:
         return []
     return [("KV_BLOCK_SIZE", f"is {size}; the kernels of a GB10 (SM12x) have pages of 32 or 64")]
-
-
-def _streams(s: Settings) -> list[tuple[str, str]]:
-    keys = ("DSV41_EXL3_SERIAL_STREAMS", "VLLM_DISABLE_SHARED_EXPERTS_STREAM")
-    off = [key for key in keys if not s.flag(key)]
-    if not off:
-        return []
-    return [
-        (key, "is 0: two streams of EXL3 kernels wait for each other for ever; set it to 1")
-        for key in off
-    ]
 
 
 def _threshold(s: Settings) -> list[tuple[str, str]]:

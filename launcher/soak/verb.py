@@ -99,7 +99,7 @@ def _tell(app: App, done: series.Soak, folder: Path) -> int:
     if verdict.word in ("tight", "falls short"):
         app.console.say(
             "more room: lower MAX_MODEL_LEN, KV_CACHE_MEMORY_BYTES or MAX_NUM_BATCHED_TOKENS,"
-            " one at a time; GLM53_INDEXER_WORKSPACE=rightsize; SPEC_METHOD=none. Then soak again"
+            " one at a time; DSV41_INDEXER_PREFILL_FACTOR=1; SPEC_METHOD=none. Then soak again"
         )
     try:
         told = [*report, f"{verdict.word}: {verdict.why}"]

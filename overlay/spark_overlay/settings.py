@@ -23,8 +23,8 @@ class OverlaySettings:
     request names them. ``memory_drop_page_cache``: drop the checkpoint's page cache while and after
     it is read. ``memory_release_tokens``: prompt length from which the allocator gives memory back
     between chunks while MemAvailable is under ``memory_release_below_gib`` (0: always), and with
-    ``memory_release_at_end`` once when the prompt is done. ``indexer_prefill_factor``: the indexer's
-    prefill workspace in prompts of full length; None as vLLM has it, 40."""
+    ``memory_release_at_end`` once when the prompt is done. ``indexer_prefill_factor``: prefill
+    workspace of the indexer in prompts of full length; None as vLLM has it, 40."""
 
     engram_dir: str | None = None
     engram_store: EngramStore = "file"

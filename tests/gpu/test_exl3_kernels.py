@@ -309,13 +309,13 @@ def test_the_library_needs_what_the_plan_says() -> None:
 # -- graphs and streams -------------------------------------------------------------------------
 
 
-KEPT: list[list[Tensor]] = []  # what graphs compare with must outlive them
+KEPT: list[object] = []  # what graphs read and compare with must outlive them
 
 
 def captured(work: Callable[[], list[Tensor]]) -> tuple[torch.cuda.CUDAGraph, Tensor]:
     """A graph of ``work`` that counts, on the device, values that differ from the first run's."""
     right = [each.clone() for each in work()]
-    KEPT.append(right)
+    KEPT.append((right, work))
     wrong = torch.zeros((), dtype=torch.int64, device=GPU)
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):

@@ -55,9 +55,9 @@ KEYS = (
         "DSV41_INDEXER_PREFILL_FACTOR",
         "memory",
         "optional integer",
-        "",
-        "rows of the indexer workspace in MAX_MODEL_LEN, above GLM53_INDEXER_WORKSPACE; vLLM's own"
-        " is 40",
+        "1",
+        "rows of the indexer workspace in MAX_MODEL_LEN; vLLM's own is 40; empty: as"
+        " GLM53_INDEXER_WORKSPACE says",
         limits=(1, 40),
     ),
     Setting(

@@ -140,15 +140,16 @@ KEYS = (
         "serving",
         "flag",
         "1",
-        "shared experts on the main stream; 0 can deadlock EXL3 kernels",
+        "shared experts on the main stream; 0 is as safe: the overlay's EXL3 kernels share nothing"
+        " between streams, and compute the shared expert with the routed ones",
     ),
     Setting(
         "DSV41_EXL3_SERIAL_STREAMS",
         "serving",
         "flag",
         "1",
-        "the model's side streams folded into one; 0 can deadlock EXL3 kernels",
-        "05",
+        "the model's side streams folded into one; without effect: the overlay's EXL3 kernels run"
+        " on any number of streams",
     ),
     Setting(
         "GLM53_SPINWAIT_MS",
