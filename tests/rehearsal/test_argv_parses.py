@@ -83,6 +83,9 @@ def test_vllm_reads_what_we_mean(tmp_path: Path, parse: Parse, site: Site, text:
         assert engine.kv_cache_dtype == "auto"
         told = {"engram_dir": place.engram_dir, "engram_store": "file", "api_sampling": "official"}
         told |= {"engram_io_threads": 32, "engram_cache_gib": 0, "engram_stats_seconds": 60}
+        told |= {"memory_drop_page_cache": True, "memory_release_tokens": 8192}
+        told |= {"memory_release_below_gib": 2.5, "memory_release_at_end": False}
+        told |= {"indexer_prefill_factor": 1}
         assert engine.additional_config == {"spark_overlay": told}
         assert overlay_settings(engine).engram_io_threads == 32
         assert engine.structured_outputs_config.backend == "xgrammar"
