@@ -44,12 +44,13 @@ class Files:
     def line(self, text: str) -> None:
         stamp = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
         row = f"{stamp} [memguard] {text}\n"
-        if self._log is None:
-            sys.stdout.write(row)
-            sys.stdout.flush()
-            return
-        with contextlib.suppress(OSError), self._log.open("a") as out:  # a full disk stops no guard
-            out.write(row)
+        with contextlib.suppress(OSError):  # a full disk or a pipe's end stops no guard
+            if self._log is None:
+                # Not sys.stdout: it would keep what failed, and fail once more at the end.
+                os.write(1, row.encode())
+                return
+            with self._log.open("a") as out:
+                out.write(row)
 
     def low(self, told: dict[str, Any]) -> None:
         self._replace("low", told)
@@ -112,7 +113,9 @@ def arguments(environ: Mapping[str, str]) -> argparse.ArgumentParser:
         help=f"act at all; as {ARMED}=1. Otherwise it only watches and writes",
     )
     made.add_argument("--grace", type=_gib, default=5.0, help="seconds from stop to kill")
-    made.add_argument("--wait", type=_gib, default=60.0, help="seconds for the server to be there")
+    made.add_argument(
+        "--wait", type=_gib, default=60.0, help="seconds for the container to come"
+    )
     made.add_argument("--log", dest="into", type=Path, default=None, help="file; else stdout")
     made.add_argument(
         "--pidfile",
@@ -133,15 +136,19 @@ def main(argv: Sequence[str], environ: Mapping[str, str]) -> int:
         samples = _first(args.samples, _read(environ, "DSV41_MEM_GUARD_SAMPLES", _count), 2)
     except argparse.ArgumentTypeError as error:
         parser.error(str(error))
-    if (args.container is None) == (args.pid is None):
+    if (not args.container) == (args.pid is None):
         parser.error("name one container, or one process with --pid")
     try:
         target: Target = Tree(args.pid) if args.pid else Container(
             args.container, Engine(socket_of(environ)))  # fmt: skip
-        if args.pid is None:
-            target.find()  # a daemon that cannot be asked is told before anything is left behind
+        there = target.find()  # what cannot be asked is told before anything is left behind
     except DockerFault as fault:
-        print(f"memguard: {fault}; needed: a user in the group docker", file=sys.stderr)
+        needed = f"; needed: {fault.needed}" if fault.needed else ""
+        print(f"memguard: {fault}{needed}", file=sys.stderr)
+        return 1
+    if args.pid is not None and not there:  # whoever gets the number later is not the server
+        print(f"memguard: no process {args.pid} runs; needed: the pid of a running server (ps -ef)",
+              file=sys.stderr)  # fmt: skip
         return 1
     lock = _first(args.lock, args.pidfile, None)
     try:
@@ -161,7 +168,7 @@ def main(argv: Sequence[str], environ: Mapping[str, str]) -> int:
         return 0
     policy = Policy(int(floor * GIB), samples, args.any, args.armed, args.grace)
     try:
-        return _watch(target, policy, notes, args.wait)
+        return _watch(target, policy, notes, args.wait if args.pid is None else 0.0)
     except _Ended as end:
         notes.line(f"ended by {end}: nobody guards {target.name} now")
         return 128 + end.number

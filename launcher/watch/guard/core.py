@@ -76,17 +76,22 @@ class Policy:
 
 @dataclass(frozen=True, slots=True)
 class Growth:
-    """Since ``seconds`` ago: bytes gone, those that the server took, and the others by growth."""
+    """Since ``seconds`` ago: bytes gone, those that the server took, and the others by growth.
+
+    ``rest`` is what all others took, shared memory counted once: a hundred processes that map one
+    segment have not taken it a hundred times, nor at all if it was there already.
+    """
 
     seconds: float
     taken: int
     own: int
     tmpfs: int  # files in tmpfs beyond what processes have mapped
     others: tuple[tuple[Process, int], ...]
+    rest: int
 
     @property
     def ours(self) -> bool:
-        return self.own > 0 and self.own >= sum(grown for _, grown in self.others) + self.tmpfs
+        return self.own > 0 and self.own >= self.rest
 
     def told(self) -> str:
         parts = [f"the server {signed(self.own)} GiB"]
@@ -214,17 +219,27 @@ def growth(past: Sequence[Sample], now: Sample) -> Growth | None:
 
 
 def between(before: Sample, now: Sample) -> Growth:
-    had = {(each.pid, each.ticks): each.size for each in before.others}
-    grown = [(each, each.size - had.get((each.pid, each.ticks), 0)) for each in now.others]
+    """Touching shared memory that is there takes none: no more of it counts than came to be."""
+    came = max(0, now.shmem - before.shmem)
+    had = {(each.pid, each.ticks): each for each in before.others}
+    grown, private = [], 0
+    for each in now.others:
+        was = had.get((each.pid, each.ticks))
+        alone = each.private - (was.private if was else 0)
+        private += max(0, alone)
+        grown.append((each, alone + min(each.shared - (was.shared if was else 0), came)))
     grown = sorted((pair for pair in grown if pair[1] > 0), key=lambda pair: -pair[1])
     mapped = [max((p.shared for p in (*s.own, *s.others)), default=0) for s in (before, now)]
     files = now.shmem - before.shmem - max(0, mapped[1] - mapped[0])
+    mine = [max((p.shared for p in s.own), default=0) for s in (before, now)]
+    shared = mine[1] - mine[0]
     return Growth(
         seconds=now.at - before.at,
         taken=before.available - now.available,
-        own=now.own_size - before.own_size,
+        own=now.own_size - before.own_size - max(0, shared - came),
         tmpfs=max(0, files),
         others=tuple(grown),
+        rest=private + max(0, came - max(0, shared)),
     )
 
 

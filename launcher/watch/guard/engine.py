@@ -19,7 +19,11 @@ TIMEOUT = 5.0  # seconds
 
 
 class DockerFault(Exception):
-    """The daemon did not do what it was asked; the message says why."""
+    """The daemon did not do what it was asked; the message says why, ``needed`` what mends it."""
+
+    def __init__(self, told: str, needed: str = "") -> None:
+        super().__init__(told)
+        self.needed = needed
 
 
 def socket_of(environ: Mapping[str, str]) -> str:
@@ -71,7 +75,13 @@ class Engine:
             return answer.status, answer.read()
         except (OSError, http.client.HTTPException, ValueError) as error:
             why = getattr(error, "strerror", None) or str(error) or type(error).__name__
-            raise DockerFault(f"the Docker daemon at {self.path} does not answer: {why}") from error
+            may = isinstance(error, PermissionError)
+            raise DockerFault(
+                f"the Docker daemon at {self.path} does not answer: {why}",
+                "a user in the group docker, or root" if may else
+                "a daemon that runs on this node (systemctl status docker), DOCKER_HOST if its "
+                "socket is elsewhere, or --pid for a server without a container",
+            ) from error  # fmt: skip
         finally:
             connection.close()
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -82,13 +83,14 @@ def watch(
             notes.line(decision.text)
         if decision.kind in ("stop", "kill"):
             acted = acted or decision
-            left |= shm.used(target.pids())
+            with contextlib.suppress(OSError, ValueError):  # short of memory: the stop comes first
+                left |= shm.used(target.pids())
             what = target.stop if decision.kind == "stop" else target.kill
             if not _do(what, decision.kind, notes):
                 guard.failed(sample.at)
             if decision.kind == "stop":
                 notes.why(_why(target, decision, sample, wall()))
-        if acted and target.headless():
+        if acted and _headless(target):
             notes.line("its first process has ended: what that left behind is killed")
             _do(target.kill, "kill", notes)
         lowest = guard.lowest
@@ -107,10 +109,19 @@ def watch(
     if acted is None:
         notes.line(f"{target.name} is gone: nothing is left to guard")
         return 0
-    cleaned = shm.clean(left)
+    cleaned: list[Path] = []
+    with contextlib.suppress(OSError):
+        cleaned = shm.clean(left)
     also = f"; removed from /dev/shm: {', '.join(p.name for p in cleaned)}" if cleaned else ""
     notes.line(f"{target.name} has ended{also}")
     return STOPPED
+
+
+def _headless(target: Target) -> bool:
+    try:
+        return target.headless()
+    except (OSError, ValueError):  # not to be told now: the next look asks again
+        return False
 
 
 def _do(what: Callable[[], None], name: str, notes: Notes) -> bool:

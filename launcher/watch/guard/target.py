@@ -54,6 +54,8 @@ class Tree:
         self._members: dict[int, int] = {}  # pid -> start
 
     def find(self) -> bool:
+        if self._ticks is not None:
+            return self._lives(self.pid, self._ticks)
         try:
             entry = self.root / str(self.pid)
             self._ticks = None if proc.zombie(entry) else proc.ticks(entry)
