@@ -113,9 +113,7 @@ def arguments(environ: Mapping[str, str]) -> argparse.ArgumentParser:
         help=f"act at all; as {ARMED}=1. Otherwise it only watches and writes",
     )
     made.add_argument("--grace", type=_gib, default=5.0, help="seconds from stop to kill")
-    made.add_argument(
-        "--wait", type=_gib, default=60.0, help="seconds for the container to come"
-    )
+    made.add_argument("--wait", type=_gib, default=60.0, help="seconds for the container to come")
     made.add_argument("--log", dest="into", type=Path, default=None, help="file; else stdout")
     made.add_argument(
         "--pidfile",
