@@ -196,6 +196,17 @@ def test_old_signs_are_held_as_scales() -> None:
         ({**CONFIG["text_config"], "o_groups": True}, "o_groups is True"),
         ({**CONFIG["text_config"], "compress_ratios": [1, "2"]}, "compress_ratios is"),
         ({**CONFIG, "vision_config": {"num_hidden_layers": -1}}, "vision_config.num_hidden_layers"),
+        ({**CONFIG, "vision_config": "x"}, "vision_config is 'x', needed an object"),
+        (
+            {**CONFIG["text_config"], "rope_scaling": [1]},
+            r"rope_scaling is \[1\], needed an object",
+        ),
+        ({**CONFIG["text_config"], "rope_scaling": {"factor": None}}, "factor is None"),
+        ({**CONFIG["text_config"], "compress_ratios": []}, "names layer 2, which has no entry"),
+        ({**CONFIG["text_config"], "kv_source_layer_ids": [-1]}, "names layer -1"),
+        ({**CONFIG["text_config"], "head_dim": 0}, "head_dim 0, needed"),
+        ({**CONFIG["text_config"], "num_hidden_layers": 10**12}, "needed 1 to 4096 layers"),
+        ({**CONFIG["text_config"], "num_nextn_predict_layers": 10**12}, "needed 4096 or fewer"),
     ],
 )
 def test_a_config_of_another_model(config: dict[str, object], said: str) -> None:
@@ -243,6 +254,28 @@ def test_the_script_says_what_is_wrong(
         found = end.code
     assert found == code and said in capfd.readouterr().err
     assert not [*tmp_path.iterdir()]
+
+
+def test_settings_that_no_pool_can_have_are_told(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / ".env").write_text("KV_BLOCK_SIZE=3\n")
+    assert weight_budget.main(["--published"], tmp_path) == 1
+    err = capfd.readouterr().err
+    assert "KV pages of 3 tokens cannot hold states of 2" in err and "do next: " in err
+
+
+def test_a_pool_by_share_is_what_so_many_ranks_leave(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """One rank's weights are more than a Spark has; two ranks' leave some."""
+    (tmp_path / ".env").write_text("KV_CACHE_MEMORY_BYTES=\n")
+    pools = {}
+    for tp in ("1", "2"):
+        assert weight_budget.main(["--published", "--tp", tp, "--json"], tmp_path) == 0
+        rows = json.loads(capfd.readouterr().out)["node"]["rows"]
+        pools[tp] = next(row["bytes"] for row in rows if row["name"] == "KV pool")
+    assert pools["1"] == 0 < pools["2"]
 
 
 def test_a_cut_off_shard_is_named(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:

@@ -29,14 +29,14 @@ def serving(settings: Settings) -> Serving:
     )
 
 
-def asked(settings: Settings, source: Source) -> Asked:
-    """The pair's node. Without KV_CACHE_MEMORY_BYTES the pool is what vLLM would find: the share
-    GPU_MEM_UTIL of the memory, less all that it knows of."""
+def asked(settings: Settings, source: Source, tp: int = TP) -> Asked:
+    """The pair's node, with one of ``tp`` ranks. Without KV_CACHE_MEMORY_BYTES the pool is what
+    vLLM would find: the share GPU_MEM_UTIL of the memory, less all that it knows of."""
     found = Asked(
         serving(settings),
         pool=settings.maybe_int("KV_CACHE_MEMORY_BYTES") or 0,
         floor=int(settings.number("DSV41_MEM_GUARD_GIB") * GIB),
-        tp=TP,
+        tp=tp,
         memory=SPARK,
         engram_cache=int(settings.number("DSV41_CACHE_GIB") * GIB),
         nccl_buffer=settings.int("NCCL_BUFFSIZE"),

@@ -6,7 +6,7 @@ import argparse
 import json
 import sys
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -113,8 +113,7 @@ def main(argv: Sequence[str], root: Path) -> int:
         source = _source(args, settings)
         found = budget(source, args.tp, draft=not args.no_draft, vision=not args.text_only)
         # The node is the pair's, as the settings have it.
-        question = replace(asked(settings, source), tp=args.tp)
-        made = pair.plan_pair(source, question)
+        made = _node(settings, source, args.tp)
     except LauncherError as error:
         print(f"ERROR\n{error}", file=sys.stderr)
         return error.exit_code
@@ -147,6 +146,18 @@ def _ranks(text: str) -> int:
     if text.isascii() and text.isdecimal() and len(text) < 4 and 1 <= int(text) <= MOST_RANKS:
         return int(text)
     raise argparse.ArgumentTypeError(f"{text!r} is not a number from 1 to {MOST_RANKS}")
+
+
+def _node(settings: Settings, source: Source, tp: int) -> pair.PairPlan:
+    """Raises LauncherError where settings and checkpoint do not go together."""
+    try:
+        return pair.plan_pair(source, asked(settings, source, tp))
+    except ValueError as error:
+        raise LauncherError(
+            str(error),
+            "a checkpoint and settings that go together",
+            "change what the first line names; ./start.sh config --explain shows each origin",
+        ) from None
 
 
 def _settings(root: Path) -> Settings:

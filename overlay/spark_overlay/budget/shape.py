@@ -11,6 +11,10 @@ class BudgetError(ValueError):
     """A checkpoint or a layout that no budget can be made of; the message says how to mend it."""
 
 
+#: A number above this is no model's, and a table of so many layers would take the memory itself.
+MOST_LAYERS = 4096
+
+
 @dataclass(frozen=True)
 class Vision:
     """The tower: ``layers`` 0 where there is none. Sizes in elements."""
@@ -86,15 +90,27 @@ class ModelShape:
                 )
             return tuple(value)
 
-        rope = text.get("rope_scaling") or {}
+        def section(key: str, of: Mapping[str, Any]) -> Mapping[str, Any]:
+            value = of.get(key) or {}
+            if not isinstance(value, Mapping):
+                raise BudgetError(
+                    f"config.json: {key} is {value!r}, needed an object; it is not the config of a "
+                    "DeepSeek V4.1 checkpoint: download it again"
+                )
+            return value
+
+        rope = section("rope_scaling", text)
         position = number("max_position_embeddings")
         stretched = position
         if rope:
-            stretched = int(
-                number("original_max_position_embeddings", rope) * float(rope.get("factor", 1))
-            )
-        tower = config.get("vision_config") or {}
-        return cls(
+            factor = rope.get("factor", 1)
+            if isinstance(factor, bool) or not isinstance(factor, int | float) or not factor > 0:
+                raise BudgetError(
+                    f"config.json: rope_scaling.factor is {factor!r}, needed a number above 0"
+                )
+            stretched = int(number("original_max_position_embeddings", rope) * float(factor))
+        tower = section("vision_config", config)
+        found = cls(
             vocab=number("vocab_size"),
             hidden=number("hidden_size"),
             layers=number("num_hidden_layers"),
@@ -128,6 +144,29 @@ class ModelShape:
             engram_dim=number("engram_head_dim"),
             vision=_vision(tower) if tower else Vision(),
         )
+        found._check()
+        return found
+
+    def _check(self) -> None:
+        """Raises BudgetError for what sizes are divided by, and for layers that are not there."""
+        if not self.head_dim or not 0 < self.layers <= MOST_LAYERS:
+            raise BudgetError(
+                f"config.json: num_hidden_layers is {self.layers} and head_dim {self.head_dim}, "
+                f"needed 1 to {MOST_LAYERS} layers and heads of some width; it is not the config "
+                "of a DeepSeek V4.1 checkpoint"
+            )
+        if self.stages > MOST_LAYERS:
+            raise BudgetError(
+                f"config.json: num_nextn_predict_layers is {self.stages}, needed {MOST_LAYERS} or "
+                "fewer; it is not the config of a DeepSeek V4.1 checkpoint"
+            )
+        for layer in self.kv_sources:
+            # Those beyond the model's layers are the draft's, which has windows alone.
+            if layer < 0 or (layer < self.layers and self.ratio(layer) < 1):
+                raise BudgetError(
+                    f"config.json: kv_source_layer_ids names layer {layer}, which has no entry "
+                    "above 0 in compress_ratios; the file was changed or cut off: download it again"
+                )
 
     @property
     def engram_columns(self) -> int:
