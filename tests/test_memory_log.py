@@ -169,6 +169,8 @@ def test_zero_means_always_and_the_end_once() -> None:
     ending = node.of(at_end=True)
     assert not ending.after([chunk(300_000)])
     assert ending.after([chunk(599_000, 1000)])
+    assert node.of(at_end=True).after([chunk(599_990, 10)])  # a small last chunk is an end, too
+    assert not node.of(at_end=True).after([chunk(600_000, 6)])
 
 
 # ---- progress of a prompt ----
@@ -204,6 +206,17 @@ def test_a_prompt_s_last_chunk_may_be_small_and_decoding_is_silent() -> None:
     assert [line.split(" tokens")[0] for line in told.lines] == [
         "prefill 1024 of 1030", "prefill 1030 of 1030"
     ]  # fmt: skip
+
+
+def test_a_prompt_that_begins_again_is_told_again() -> None:
+    """vLLM preempts a prompt when the pool is full, and computes it anew."""
+    told = Told(1024)
+    told.run(*[[chunk(start, 1024, 9000)] for start in (0, 1024, 2048)])
+    told.run([chunk(0, 1024, 9000)], [chunk(1024, 1024, 9000)])
+    assert [line.split(" of")[0] for line in told.lines] == [
+        f"prefill {tokens}" for tokens in (1024, 2048, 3072, 1024, 2048)
+    ]
+    assert all(line.endswith("512.0 tok/s") for line in told.lines)
 
 
 def test_what_the_prefix_cache_had_is_not_counted_as_speed() -> None:

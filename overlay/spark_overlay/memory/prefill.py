@@ -12,7 +12,8 @@ from dataclasses import dataclass
 
 from spark_overlay.memory.readings import GIB, gib
 
-#: A step with more tokens of a request than this is a prefill; DSpark verifies at most 6.
+#: A step with more tokens of a request than this is a prefill, as one of its prompt is (a last
+#: chunk may be small); DSpark verifies at most 6.
 DECODE = 64
 
 
@@ -32,7 +33,7 @@ class Scheduled:
 
     @property
     def prefills(self) -> bool:
-        return self.tokens > DECODE
+        return self.tokens > DECODE or self.before < self.prompt
 
     @property
     def done(self) -> bool:
@@ -109,6 +110,8 @@ class Progress:
             if not one.prefills and one.request not in self._since:
                 continue
             tokens, since = self._since.setdefault(one.request, (one.before, began))
+            if one.before < tokens:  # preempted: it begins again
+                tokens, since = self._since[one.request] = (one.before, began)
             if one.after - tokens < self._every and not one.done:
                 continue
             if one.done:

@@ -124,7 +124,7 @@ class SparkWorker(Base):  # type: ignore[misc, valid-type, unused-ignore]
                 self.gauge.mark("serving")
             self._progress.after(step, scheduler_output.finished_req_ids)
             self._release.after(step)
-        except OSError as error:  # no descriptor left for /proc: no reason to end what serves
+        except (OSError, ValueError) as error:  # /proc does not answer: no reason to end serving
             log.warning("[mem] memory could not be read: %s", error)
         return output
 
