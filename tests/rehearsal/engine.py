@@ -19,7 +19,7 @@ from typing import Any
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[1]
-LIMIT = 600  # seconds for one job on a machine that does other things too
+LIMIT = 1200  # seconds for one job on a machine that does other things too
 AT_ONCE = 2
 
 #: One thread per process is what two cores bear; the interpreter is chosen before Python starts;

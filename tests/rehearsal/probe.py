@@ -57,7 +57,8 @@ class Probe:
 
     def probe_allocated(self) -> dict[str, Any]:
         """Bytes of this rank's storages, each counted once: ``parameters``; ``buffers``, which are
-        all other tensors of its modules but decoded weights and bound caches; ``kv_blocks``."""
+        all other tensors of its modules but decoded weights, bound caches and the step's positions,
+        which are the runner's; ``kv_blocks``."""
         kept: dict[str, dict[int, int]] = {"parameters": {}, "buffers": {}}
 
         def keep(kind: str, tensor: Any) -> None:
@@ -70,7 +71,7 @@ class Probe:
             for parameter in module.parameters(recurse=False):
                 keep("parameters", parameter)
             for name, value in (*vars(module).items(), *module.named_buffers(recurse=False)):
-                if name not in ("dense", "kv_cache"):
+                if name not in ("dense", "kv_cache", "positions"):
                     keep("buffers", value)
         for place in kept["parameters"]:
             kept["buffers"].pop(place, None)
