@@ -208,7 +208,7 @@ def main() -> None:
     made.add_argument("--headless", action="store_true")
     made.add_argument("--master-addr", required=True)
     made.add_argument("--master-port", type=int, required=True)
-    made.add_argument("--max-model-len", type=int, required=True)
+    made.add_argument("--max-model-len", type=int, default=4096)
     args, _ = made.parse_known_args()
     stacks.install()
     secret_env.load(os.environ)
