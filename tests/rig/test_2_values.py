@@ -42,7 +42,9 @@ FREE = [key for key, setting in TABLE.items() if takes(setting)]
 UNREAD = [  # shown only, so far
     key for key in FREE if TABLE[key].reader not in ("now", "03")
 ]
-TARGETS = [key for key in FREE if key not in HARMLESS and key not in UNREAD]
+#: Where packs may come to lie: an absent directory holds none, and the pair serves without.
+PACKS = ("HEAD_PACKED_DIR", "WORKER_PACKED_DIR")
+TARGETS = [key for key in FREE if key not in (*HARMLESS, *UNREAD, *PACKS)]
 
 
 def assert_nothing_was_run(clone: HeadClone) -> None:
@@ -94,6 +96,14 @@ def test_what_names_a_place_is_refused_in_words(clean: HeadClone, key: str) -> N
     assert "Traceback" not in ran.said
     assert key in ran.err or "it's" in ran.err, ran.said
     assert clean.containers() == {}
+    assert_nothing_was_run(clean)
+
+
+@pytest.mark.parametrize("key", PACKS)
+def test_a_pack_directory_of_any_name_may_be_absent(clean: HeadClone, key: str) -> None:
+    clean.env({key: HOSTILE})
+    ran = clean.start("start", timeout=START)
+    assert ran.status == 0, ran.said
     assert_nothing_was_run(clean)
 
 
