@@ -19,8 +19,9 @@ BENCHMARKS = Path(__file__).resolve().parents[1] / "overlay" / "benchmarks"
 if str(BENCHMARKS) not in sys.path:
     sys.path.insert(0, str(BENCHMARKS))
 
-import exl3  # noqa: E402
 import exl3_shapes as shapes  # noqa: E402
+
+import exl3  # noqa: E402
 
 
 @pytest.mark.parametrize(("tokens", "published"), [(1, 3.87), (2, 5.37), (4, 8.31), (8, 13.91)])

@@ -268,6 +268,29 @@ HOOKS: tuple[Hook, ...] = (
         "cpu",
     ),
     _slow(
+        "vllm.v1.attention.backends.mla.sparse_swa:ComputeSWAIndicesAndLensKernel.__call__",
+        "self swa_indices swa_lens window_size index_width left_visible right_visible "
+        "query_start_loc seq_lens token_to_req_indices is_valid_token block_table block_size "
+        "replay_start num_tokens token_offset has_image",
+        "spark_overlay.cpu.launches:compute_swa_indices_and_lens",
+    ),
+    Hook(
+        f"{_V41}.common.engram:_hash_ids_kernel",
+        None,
+        "spark_overlay.cpu.launches:hash_ids",
+        "a launch a layer under the interpreter; torch computes all layers at once, and exactly",
+        "cpu",
+    ),
+    _slow(
+        "vllm.v1.worker.gpu.spec_decode.dflash.speculator:prepare_dflash_inputs",
+        "input_buffers query_slot_mapping context_positions context_slot_mapping sample_indices "
+        "sample_pos sample_idx_mapping temperature seeds input_batch num_sampled num_rejected "
+        "last_sampled next_prefill_tokens input_temperature input_seeds block_table block_size "
+        "cp_rank cp_size cp_interleave parallel_drafting_token_id num_query_per_req "
+        "num_speculative_steps max_num_reqs max_num_tokens max_model_len sample_from_anchor",
+        "spark_overlay.cpu.launches:prepare_dflash_inputs",
+    ),
+    _slow(
         "vllm.v1.worker.utils:KVBlockZeroer.zero_block_ids",
         "self block_ids",
         "spark_overlay.cpu.glue:zero_block_ids",

@@ -104,7 +104,7 @@ class Daemon:
     def clear(self) -> None:
         """Remove every container, whosever it is."""
         with contextlib.closing(self.client()) as client:
-            for one in client.containers.list(all=True):
+            for one in client.containers.list(all=True, ignore_removed=True):
                 one.remove(force=True)
 
     def down(self) -> None:

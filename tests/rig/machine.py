@@ -295,13 +295,16 @@ class Node:
 
     def containers(self) -> dict[str, str]:
         """Name and state of each container, ended ones too."""
-        return {each.name: each.status for each in self.docker.containers.list(all=True)}
+        return {
+            each.name: each.status
+            for each in self.docker.containers.list(all=True, ignore_removed=True)
+        }
 
     def account(self, lines: int) -> Iterator[tuple[str, str]]:
         """Each container and the end of its log. For a failed test's report, which a node without
         its daemon must not take away: then its absence is what is told."""
         try:
-            for each in self.docker.containers.list(all=True):
+            for each in self.docker.containers.list(all=True, ignore_removed=True):
                 text = each.logs(tail=lines).decode(errors="replace")
                 yield f"{self.name}: {each.name} {each.status}", text
         except (docker.errors.DockerException, requests.RequestException) as error:
@@ -313,7 +316,7 @@ class Node:
 
     def remove_containers(self) -> None:
         """Every container, and what killed ones left in shared memory."""
-        for each in self.docker.containers.list(all=True):
+        for each in self.docker.containers.list(all=True, ignore_removed=True):
             with contextlib.suppress(docker.errors.NotFound):
                 each.remove(force=True)
         for name in self.shared_memory():

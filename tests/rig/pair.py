@@ -28,7 +28,7 @@ class Pair:
         """AssertionError where not both run under one launch, or where there are others."""
         found = {}
         for role, node in (("head", clone.rig.head), ("worker", clone.rig.worker)):
-            running = node.docker.containers.list()
+            running = node.docker.containers.list(ignore_removed=True)
             names = [each.name for each in running]
             assert len(running) == 1, f"{node.name} runs {names}"
             found[role] = running[0]

@@ -208,7 +208,7 @@ class Rig:
             fakes.install(node)
             if not node.sshd_runs():
                 node.sshd_start()
-            for each in node.docker.containers.list(all=True):
+            for each in node.docker.containers.list(all=True, ignore_removed=True):
                 if "dsv41.owner" not in each.labels:
                     each.remove(force=True)
             if node.image() != self.head.image() or not node.image():

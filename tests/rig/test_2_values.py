@@ -51,7 +51,7 @@ def assert_nothing_was_run(clone: HeadClone) -> None:
     for node in (clone.rig.head, clone.rig.worker):
         found = node.run("find", "/tmp", "/home", "/root", "/data", "-name", "pwned", check=False)
         assert found.out == "", f"{node.name}: {found.out}"
-        for container in node.docker.containers.list():
+        for container in node.docker.containers.list(ignore_removed=True):
             assert container.exec_run(["ls", "/tmp/pwned"]).exit_code != 0
 
 
