@@ -291,6 +291,18 @@ HOOKS: tuple[Hook, ...] = (
         "spark_overlay.cpu.launches:prepare_dflash_inputs",
     ),
     _slow(
+        "vllm.v1.worker.gpu.sample.logprob:compute_token_logprobs",
+        "logits token_ids",
+        "spark_overlay.cpu.launches:compute_token_logprobs",
+    ),
+    Hook(
+        "vllm.v1.worker.gpu.sample.logprob:_ranks_kernel",
+        None,
+        "spark_overlay.cpu.launches:token_ranks",
+        "a launch a row under the interpreter; torch counts all rows at once, and exactly",
+        "cpu",
+    ),
+    _slow(
         "vllm.v1.worker.utils:KVBlockZeroer.zero_block_ids",
         "self block_ids",
         "spark_overlay.cpu.glue:zero_block_ids",

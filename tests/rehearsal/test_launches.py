@@ -18,6 +18,8 @@ REPLACED = (
     "ComputeSWAIndicesAndLensKernel.__call__",
     "_hash_ids_kernel",
     "prepare_dflash_inputs",
+    "compute_token_logprobs",
+    "_ranks_kernel",
 )
 
 
@@ -34,6 +36,7 @@ def stock(vllm: ModuleType) -> SimpleNamespace:
     """The kernels as vLLM has them: in this process no hook is applied."""
     from vllm.models.deepseek_v41.common import engram
     from vllm.v1.attention.backends.mla import sparse_swa
+    from vllm.v1.worker.gpu.sample import logprob
     from vllm.v1.worker.gpu.spec_decode.dflash import speculator
 
     from spark_overlay.hooks import HOOKS
@@ -48,6 +51,8 @@ def stock(vllm: ModuleType) -> SimpleNamespace:
         hashes=engram._hash_ids_kernel,
         state=engram.NgramHashState,
         draft=speculator.prepare_dflash_inputs,
+        logprobs=logprob.compute_token_logprobs,
+        ranks=logprob._ranks_kernel,
     )
 
 
@@ -164,3 +169,27 @@ def test_draft_inputs(stock: Any, seed: int, anchor: bool) -> None:
         found.append([*vars(buffers).values(), *written, *drawn])
     for theirs, mine in zip(*found, strict=True):
         assert torch.equal(mine, theirs)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_log_probabilities_and_ranks(stock: Any, dtype: torch.dtype) -> None:
+    from spark_overlay.cpu.launches import compute_token_logprobs, token_ranks
+
+    draw = torch.Generator().manual_seed(0)
+    logits = (8 * torch.randn(7, 3000, generator=draw)).to(dtype)
+    logits[:, 5::7] = float("-inf")
+    ids = torch.randint(0, 3000, (7, 4), generator=draw)
+    ids[:, 0] = 12  # of no probability
+    # The kernel counts what pads its last block, too, if the token has none; and the interpreter
+    # compares bf16 by its bits. Logits are float32 there.
+    ids[:, 1] = 7 * (ids[:, 1] // 7) + 1
+    wide = logits.float()
+    theirs, mine = stock.logprobs(logits, ids), compute_token_logprobs(logits, ids)
+    assert mine.dtype == torch.float32 and torch.isneginf(mine[:, 0]).all()
+    torch.testing.assert_close(mine, theirs, rtol=0, atol=2e-6)
+    ranks = torch.zeros(2, 7, dtype=torch.int64)
+    for kernel, output in zip((stock.ranks, token_ranks), ranks, strict=True):
+        kernel[(7,)](
+            output, logits, logits.stride(0), ids[:, 1].contiguous(), 3000, BLOCK_SIZE=8192
+        )
+    assert torch.equal(*ranks) and len(ranks[0].unique()) > 3
