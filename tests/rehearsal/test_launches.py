@@ -189,7 +189,5 @@ def test_log_probabilities_and_ranks(stock: Any, dtype: torch.dtype) -> None:
     torch.testing.assert_close(mine, theirs, rtol=0, atol=2e-6)
     ranks = torch.zeros(2, 7, dtype=torch.int64)
     for kernel, output in zip((stock.ranks, token_ranks), ranks, strict=True):
-        kernel[(7,)](
-            output, logits, logits.stride(0), ids[:, 1].contiguous(), 3000, BLOCK_SIZE=8192
-        )
+        kernel[(7,)](output, wide, wide.stride(0), ids[:, 1].contiguous(), 3000, BLOCK_SIZE=8192)
     assert torch.equal(*ranks) and len(ranks[0].unique()) > 3
