@@ -88,8 +88,9 @@ def pair(rig: Rig) -> Iterator[Pair]:
         node.remove_containers()
 
 
-def test_it_is_up_within_eight_seconds(rig: Rig) -> None:
-    assert rig.took["whole"] < 8, rig.took
+def test_it_is_up_within_seconds(rig: Rig) -> None:
+    """About six on two idle cores; CI brings up several at once."""
+    assert rig.took["whole"] < 30, rig.took
 
 
 def test_the_head_logs_in_to_the_worker(head: Node, worker: Node) -> None:
