@@ -6,6 +6,7 @@ are integer arithmetic: every element equals the kernel's (tests/rehearsal/test_
 
 from __future__ import annotations
 
+import inspect
 from typing import Any
 
 import torch
@@ -175,14 +176,18 @@ def prepare_dflash_inputs(
     max_num_tokens: int,
     max_model_len: int,
     sample_from_anchor: bool = False,
+    num_reqs_override: int | None = None,  # from 0.33 on
 ) -> None:
     """The draft's batch: of each request the target's context rows and its query rows, which are
     the last sampled token and the masks that are to be predicted. Block 0 is never written."""
     from vllm.v1.attention.backends.utils import PAD_SLOT_ID
+    from vllm.v1.worker.gpu.spec_decode.dflash import speculator
 
     if cp_size != 1:
         raise NotImplementedError("context parallelism does not run on a CPU")
-    count, width = input_batch.num_reqs, num_query_per_req
+    count = input_batch.num_reqs if num_reqs_override is None else num_reqs_override
+    width, kernel = num_query_per_req, speculator._prepare_dflash_inputs_kernel
+    marks_padding = "out_is_padding_ptr" in _arguments(kernel)  # from 0.33 on
     targets, starts = input_batch.positions, input_batch.query_start_loc.tolist()
     masks, skip = torch.arange(width), 0 if sample_from_anchor else 1
 
@@ -224,7 +229,17 @@ def prepare_dflash_inputs(
     sample_indices[padding] = 0
     sample_pos[padding] = 0
     sample_idx_mapping[padding] = -1
-    query_slot_mapping[count * width : max_num_tokens] = PAD_SLOT_ID
+    unused = slice(count * width, max_num_tokens)
+    query_slot_mapping[unused] = PAD_SLOT_ID
+    if marks_padding:
+        input_buffers.is_padding[: count * width] = False
+        input_buffers.is_padding[unused] = True
+        input_buffers.input_ids[unused] = 0
+        input_buffers.positions[unused] = 0
+
+
+def _arguments(kernel: Any) -> tuple[str, ...]:
+    return tuple(inspect.signature(getattr(kernel, "fn", kernel)).parameters)
 
 
 def compute_token_logprobs(logits: Tensor, token_ids: Tensor) -> Tensor:
