@@ -34,6 +34,7 @@ VERBS: Mapping[str, tuple[str, Callable[[App, argparse.Namespace], int] | None]]
     "plan": ("will it fit: memory of this pair, or of other machines", verbs.plan),
     "download": ("fetch the weights (not built yet)", verbs.download),
     "pack": ("write each rank's Engram rows into files that are read faster", verbs.pack),
+    "tune": ("measure the kernels' launches on this pair's GPU, once, some minutes", verbs.tune),
     "status": ("how the deployment stands: 0 serving, 4 starting, 3 half up, 1 down", verbs.status),
     "smoke": ("try a running server: chat, tools, Responses, Messages, many at once", verbs.smoke),
     "soak": ("one prompt of full length while both nodes' memory is watched", verbs.soak),
@@ -44,7 +45,9 @@ VERBS: Mapping[str, tuple[str, Callable[[App, argparse.Namespace], int] | None]]
     "test": ("run the tests", None),
     "help": ("this text", None),
 }
-WITH_SETTINGS = {"rehearse", "start", "doctor", "plan", "download", "pack", "restart", "config"}
+WITH_SETTINGS = {
+    "rehearse", "start", "doctor", "plan", "download", "pack", "tune", "restart", "config",
+}  # fmt: skip
 
 
 class Interrupted(KeyboardInterrupt):
@@ -225,6 +228,9 @@ def _say_interrupted(app: App, verb: str) -> None:
         return
     if verb == "pack":
         app.console.warn("broken off; what is packed is kept. Next: ./start.sh pack goes on")
+        return
+    if verb == "tune":
+        app.console.warn("broken off; both nodes have the launch table that they had")
         return
     with contextlib.suppress(LauncherError, OSError):
         left = verbs.running_on(app)

@@ -25,6 +25,7 @@ from launcher.facts.ports import Listening, PortsFact
 from launcher.facts.probes import Pinged, PingFact, ReadSpeed, ReadSpeedFact
 from launcher.facts.roce import Device, RoceFact
 from launcher.facts.trees import Tree, TreesFact
+from launcher.facts.tuned import TunedFact, TunedTable
 from launcher.findings import Finding
 from launcher.link import Link, Rail
 from launcher.nodes.base import Node
@@ -42,6 +43,7 @@ FACTS: tuple[Any, ...] = (
     DisksFact(),
     TreesFact(),
     PacksFact(),
+    TunedFact(),
     GpuFact(),
     GpuAppsFact(),
 )
@@ -69,6 +71,7 @@ class Paths:
     engram: str = ""
     disks: tuple[str, ...] = ()
     packed: str = ""
+    tuned: str = ""
 
 
 @dataclass(frozen=True)
@@ -92,6 +95,7 @@ class Survey:
     paths: Paths = Paths()
     lost: Finding | None = None  # the node itself could not be asked
     packs: Packs | Missing = field(default_factory=Packs)
+    tuned: TunedTable | Missing = field(default_factory=TunedTable)
 
     def disk(self, path: str) -> Disk | Missing:
         if isinstance(self.disks, Missing):
@@ -117,7 +121,7 @@ def survey(
     """
     with ThreadPoolExecutor(1) as beside:
         daemon = None if docker is None else beside.submit(ask_docker, docker, image, tuple(names))
-        asked = ["" if path is None else path for path in (paths.model, paths.engram, paths.packed)]
+        asked = [paths.model, paths.engram, paths.packed, paths.tuned]
         before = now()
         lost: Finding | None = None
         try:
@@ -148,6 +152,7 @@ def survey(
         paths=paths,
         lost=lost,
         packs=found["packs"],
+        tuned=found["tuned"],
     )
 
 
@@ -246,7 +251,7 @@ def _reason(error: Exception) -> str:
 def _disks(found: Any, paths: Paths) -> tuple[Disk, ...] | Missing:
     if isinstance(found, Missing):
         return found
-    asked = (paths.model, paths.engram, paths.packed, *paths.disks)
+    asked = (paths.model, paths.engram, paths.packed, paths.tuned, *paths.disks)
     return tuple(
         replace(found[n], path=path) for n, path in enumerate(asked, 1) if path and n in found
     )

@@ -98,6 +98,23 @@ def doctor(app: App, args: argparse.Namespace) -> int:
     return look.doctor(app, app.settings(args.set, deployment=PAIR))
 
 
+def tune(app: App, args: argparse.Namespace) -> int:
+    """The kernels' launch table for this pair's GPUs. A start waits for its end, and it for one."""
+    with lock.hold(app.lock, "tune"):
+        from launcher.pair.tuning import tuning  # Docker's and paramiko's libraries
+
+        record = app.open_run()
+        found = tuning(app, app.settings(args.set, deployment=PAIR), record).run()
+        if found is None:
+            app.console.say(
+                "no launch beats the shipped rule on this GPU: both nodes keep it", "good"
+            )
+        else:
+            app.console.say(f"{found}; both nodes have the table {found.digest[:12]}", "good")
+            app.console.say("  it serves from the next ./start.sh on")
+    return 0
+
+
 def pack(app: App, args: argparse.Namespace) -> int:
     """Both ranks' packed Engram files, beside whatever serves."""
     with lock.hold(app.logs / "pack.lock", "pack"):

@@ -9,6 +9,7 @@ from pathlib import Path, PurePosixPath
 from launcher.app import PAIR, App
 from launcher.commands.container import (
     Container,
+    Mount,
     NodePlace,
     container,
     container_name,
@@ -33,6 +34,7 @@ from launcher.steps.ready import Ready
 from launcher.steps.warmup import Warmup
 from launcher.steps.watcher import Watcher
 from launcher.survey import Survey
+from launcher.tuning import table
 
 POLL = 1.0  # seconds: each look asks two daemons
 
@@ -52,7 +54,8 @@ def build(app: App, settings: Settings, record: Record) -> tuple[Context, Sequen
     def plan(launch_id: str, master_port: int) -> Deployment:
         link = seen().link
         assert link is not None  # the preflight ends where there is none
-        return deploy(settings, site(settings, link, packed_roles(settings, seen())), launch_id)
+        there = site(settings, link, packed_roles(settings, seen()), tuned_env(seen()))
+        return deploy(settings, there, launch_id)
 
     def describe(rank: Rank) -> Container:
         found = seen().head if rank.role == "head" else seen().worker
@@ -60,7 +63,9 @@ def build(app: App, settings: Settings, record: Record) -> tuple[Context, Sequen
         return container(
             rank,
             settings,
-            with_packs(settings, seen(), rank.role, place(settings, rank.role, found)),
+            with_table(
+                with_packs(settings, seen(), rank.role, place(settings, rank.role, found)), found
+            ),
             owner=pair.at.owner,
             fingerprint=mark,
         )
@@ -132,6 +137,25 @@ def packed_roles(settings: Settings, seen: look.Seen) -> tuple[Role, ...]:
         return ()
     both: tuple[Role, Role] = ("head", "worker")
     return tuple(role for role in both if seen.packs(role))
+
+
+def tuned_env(seen: look.Seen) -> dict[str, str]:
+    """Names the launch table to both ranks; the preflight has found the same one on both nodes."""
+    digest = _tuned(seen.head)
+    return {table.VARIABLE: table.inside(digest)} if digest else {}
+
+
+def with_table(found: NodePlace, survey: Survey) -> NodePlace:
+    """With the launch table mounted where it is."""
+    digest = _tuned(survey)
+    if not digest:
+        return found
+    mount = Mount(str(table.path(found.cache_root)), table.inside(digest))
+    return replace(found, mounts=(*found.mounts, mount))
+
+
+def _tuned(survey: Survey) -> str:
+    return "" if isinstance(survey.tuned, Missing) else survey.tuned.digest
 
 
 def with_packs(settings: Settings, seen: look.Seen, role: Role, found: NodePlace) -> NodePlace:

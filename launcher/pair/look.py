@@ -30,6 +30,7 @@ from launcher.rails import Rail, Side, carrier
 from launcher.settings import pair_rules
 from launcher.settings.values import Settings
 from launcher.survey import Paths, Survey
+from launcher.tuning import table
 
 CACHE_BYTES = 8 << 30  # compiled kernels of a first start
 LOG_BYTES = 1 << 30
@@ -179,7 +180,8 @@ def _survey(pair: Pair, role: str, place: NodePlace | None) -> Survey:
         disks = tuple(need.path for need in _needs(place))
         if role == "head":
             disks = (*disks, str(pair.logs))
-        paths = Paths(place.model_dir, place.engram_dir, disks, place.packed_dir)
+        tuned = str(table.path(place.cache_root))
+        paths = Paths(place.model_dir, place.engram_dir, disks, place.packed_dir, tuned)
     client, why = None, "no connection to the Docker daemon"
     if place is not None:
         try:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 
 from launcher.commands.container import CACHE, ENGRAM, MODEL, PACKED
 from launcher.deployment import Place, Role, Site
@@ -12,7 +12,12 @@ from launcher.settings.values import Settings
 PROGRAM = ("python3", "-m", "spark_overlay.serving.serve")
 
 
-def site(settings: Settings, link: Link, packed: Collection[Role] = ()) -> Site:
+def site(
+    settings: Settings,
+    link: Link,
+    packed: Collection[Role] = (),
+    extra_env: Mapping[str, str] | None = None,
+) -> Site:
     """Both ranks in their containers, each on its own side of the link. ``packed``: those whose
     node has packed rows."""
 
@@ -39,4 +44,5 @@ def site(settings: Settings, link: Link, packed: Collection[Role] = ()) -> Site:
         api_host=settings.text("BIND"),
         api_port=settings.int("PORT"),
         cache_dir=CACHE,
+        extra_env=extra_env or {},
     )

@@ -12,6 +12,7 @@ from launcher.preflight.memory import memory
 from launcher.preflight.nodes import abilities, image, parity
 from launcher.preflight.pair import containers, standing
 from launcher.preflight.places import disks, ports
+from launcher.preflight.tuned import tuned
 from launcher.preflight.weights import packs, weights
 from launcher.survey import Probe, Survey
 
@@ -52,6 +53,7 @@ def check(
     findings += image(given, head, worker)
     findings += weights(head, worker)
     findings += [*packs(head), *packs(worker)]
+    findings += tuned(head, worker)
     findings += containers(given, head, worker, half_up)
     findings += ports(given, pair, head)
     findings += memory(given, pair, head, worker)

@@ -1,4 +1,5 @@
-"""Measures a launch table on the GPU at hand: ``python -m spark_overlay.exl3.cuda.tune OUT.json``.
+"""Measures a launch table on the GPU at hand: ``./start.sh tune``, which brings it to both nodes of
+a pair, or ``python -m spark_overlay.exl3.cuda.tune OUT.json``.
 
 For each group of V4.1's matrices and each number of rows, and for its experts, legal plans are
 timed over weights that the L2 cache cannot hold, each first compared with what the rule gives. Of
@@ -244,7 +245,9 @@ def _rows(count: int, width: int) -> Tensor:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("out", type=Path)
+    where = parser.add_mutually_exclusive_group(required=True)
+    where.add_argument("out", type=Path, nargs="?")
+    where.add_argument("--print", action="store_true", help="a line `table JSON`, or `table null`")
     parser.add_argument("--tp", type=int, choices=(1, 2), default=2)
     given = parser.parse_args()
     began = time.monotonic()
@@ -259,7 +262,11 @@ def main() -> None:
         f"{torch.__version__}: V4.1's shapes on one of {given.tp} ranks; the rest by the rule."
     )
     table = replace(found, origin="measured", how=how)
-    if not (table.group or table.experts):
+    better = bool(table.group or table.experts)
+    if given.print:
+        print(f"table {json.dumps(plan.show(table) if better else None)}", flush=True)
+        return
+    if not better:
         sys.exit("no plan beats the rule: nothing to write")
     given.out.write_text(json.dumps(plan.show(table), indent=1) + "\n")
     plan.read(given.out)
