@@ -15,9 +15,8 @@ from setuptools.command.build_ext import build_ext
 HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE / "csrc"))
 
-import build_cuda  # noqa: E402
-
 import build  # noqa: E402
+import build_cuda  # noqa: E402
 
 
 def extension(name: str, sources: list[Path], depends: list[Path]) -> Extension:

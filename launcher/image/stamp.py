@@ -15,8 +15,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from launcher.errors import LauncherError
+from launcher.facts.docker import STAMP
 
-LABEL = "dsv41.recipe.stamp"
+LABEL = STAMP
 DOCKERFILE = "docker/Dockerfile"
 WHOLE = (
     DOCKERFILE,

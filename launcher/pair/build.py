@@ -20,6 +20,7 @@ from launcher.facts.base import Missing
 from launcher.findings import Finding
 from launcher.nodes.base import Node
 from launcher.pair import aftermath, look, margin, reach
+from launcher.pair import image as images
 from launcher.pair.preflight import PairPreflight, Sight
 from launcher.pair.site import site
 from launcher.preflight.memory import needed, per_rank
@@ -28,6 +29,7 @@ from launcher.settings.values import Settings
 from launcher.steps.base import Context, Step
 from launcher.steps.check import Check
 from launcher.steps.guard import MemoryGuard, Post
+from launcher.steps.image import ImageStep
 from launcher.steps.launch import Launch
 from launcher.steps.ready import Ready
 from launcher.steps.warmup import Warmup
@@ -83,6 +85,10 @@ def build(app: App, settings: Settings, record: Record) -> tuple[Context, Sequen
         folder = PurePosixPath(place(settings, role, found).cache_root) / "memguard"
         return Post(nodes[role], folder, (container_name(settings, role),))
 
+    def at(role: Role) -> NodePlace:
+        return place(settings, role, seen().head if role == "head" else seen().worker)
+
+    brought = images.bring(app, pair, settings, record)
     ctx = Context(
         name=PAIR,
         root=app.root,
@@ -103,9 +109,11 @@ def build(app: App, settings: Settings, record: Record) -> tuple[Context, Sequen
     guard = MemoryGuard(posts=lambda ctx: {"head": post("head"), "worker": post("worker")})
     steps: list[Step] = [
         PairPreflight(pair=pair, sight=sight, check=check),
+        ImageStep(bring=lambda ctx: brought),
+        images.parity(app, pair, settings, brought, at, ("image",)),
         # The ports were looked at from the head's own list: the container, as root, may open those
         # that this user may not.
-        Launch(needs=(), master_port=settings.int("MASTER_PORT"), check=room),
+        Launch(needs=("image", "parity"), master_port=settings.int("MASTER_PORT"), check=room),
         Watcher(),
         *([guard] if settings.flag("DSV41_MEM_GUARD") else []),
         Ready(poll=POLL),

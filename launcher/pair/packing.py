@@ -48,5 +48,7 @@ def jobs(app: App, settings: Settings) -> Sequence[Job]:
 
 
 def obstacles(seen: look.Seen) -> list[Finding]:
-    wrong = [each for each in stopping(seen.findings()) if each.topic in TOPICS]
+    # Packing brings no image: the start does, or did.
+    strict = replace(seen, given=replace(seen.given, image_needed=("head", "worker")))
+    wrong = [each for each in stopping(strict.findings()) if each.topic in TOPICS]
     return wrong or engram_sources(seen.head, seen.worker)

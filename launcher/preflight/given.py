@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from launcher.image.decide import Flags
 from launcher.link import Wanted
 from launcher.settings.values import Settings
 
@@ -38,6 +39,8 @@ class Given:
     head_needs: tuple[Need, ...] = ()
     worker_needs: tuple[Need, ...] = ()
     kept: tuple[str, ...] = ()  # names of our containers that are recorded
+    # Whose image must be there already: nothing may bring it. Both for what serves no pair.
+    image_needed: tuple[str, ...] = ("head", "worker")
 
     @classmethod
     def of(
@@ -61,6 +64,14 @@ class Given:
             head_needs=head_needs,
             worker_needs=worker_needs,
             kept=kept,
+            image_needed=tuple(
+                node
+                for node, needed in (
+                    ("head", Flags.of(settings).head_needs_one),
+                    ("worker", settings.flag("SKIP_SHIP")),
+                )
+                if needed
+            ),
         )
 
     def container(self, node: str) -> str:
