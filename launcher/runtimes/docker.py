@@ -242,7 +242,17 @@ class DockerRuntime:
 
     def _prepare(self, role: str, made: Container) -> None:
         node = self._nodes[role]
-        done = node.run(("mkdir", "-p", "--", *made.writable()), timeout=30)
+        if made.writable():
+            self._make_folders(role, made)
+        if made.secret_file:
+            # Containers that were removed behind our back have left theirs; the folder is ours.
+            folder = Path(made.secret_file).parent.parent
+            if folder.parent.name == SECRETS:
+                node.remove(folder)
+            node.write(Path(made.secret_file), made.secret_text(), 0o600)
+
+    def _make_folders(self, role: str, made: Container) -> None:
+        done = self._nodes[role].run(("mkdir", "-p", "--", *made.writable()), timeout=30)
         if done.status != 0:
             raise LauncherError(
                 f"the {role}'s directories {', '.join(made.writable())} cannot be made:"
@@ -250,12 +260,6 @@ class DockerRuntime:
                 "directories that this user may make",
                 "mend their keys in .env, CACHE_ROOT or HEAD_PACKED_DIR, or the rights there",
             )
-        if made.secret_file:
-            # Containers that were removed behind our back have left theirs; the folder is ours.
-            folder = Path(made.secret_file).parent.parent
-            if folder.parent.name == SECRETS:
-                node.remove(folder)
-            node.write(Path(made.secret_file), made.secret_text(), 0o600)
 
     def _run(self, role: str, made: Container) -> int:
         def ask(client: docker.DockerClient) -> int:
