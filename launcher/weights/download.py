@@ -85,9 +85,7 @@ def bring(job: Job, *, ask: bool = False, update: bool = False) -> Manifest:
     bad = {role: found for role, found in faults.items() if found}
     _refuse_what_no_hub_mends(job, made, bad)
     if bad:
-        for role, found in bad.items():
-            names = [fault.name for fault in found]
-            job.hub.plan(made.part(role), job.directories[role], names)
+        for role in bad:
             clean(job.directories[role])
         refuse(_no_room(job, bad))
         for role, found in bad.items():

@@ -8,8 +8,8 @@ from where the library looks for them (HF_TOKEN, or what ``hf auth login`` left)
 
     {"do": "resolve", "repo": R, "role": "model" | "engram", "revision": REVISION or null}
         → {"commit": C, "files": [[NAME, SIZE, SHA256, GIT], …]}
-    {"do": "plan" | "fetch", "repo": R, "commit": C, "directory": D, "names": […], "workers": N}
-        → {"plan": [[NAME, SIZE], …]}, or {"bytes": N} as they come and {"fetched": true}
+    {"do": "fetch", "repo": R, "commit": C, "directory": D, "files": {NAME: SIZE, …}, "workers": N}
+        → {"bytes": N} as they come, then {"fetched": true}
     whatever goes wrong → {"failed": KIND, "text": TEXT}, and the exit status 1
 """
 
@@ -94,26 +94,33 @@ def resolve(job: Mapping[str, Any]) -> dict[str, Any]:
     return {"commit": info.sha, "files": files}
 
 
-def snapshot(job: Mapping[str, Any], **more: Any) -> Any:
-    return snapshot_download(
-        job["repo"],
-        revision=job["commit"],
-        local_dir=job["directory"],
-        allow_patterns=job["names"],
-        max_workers=job["workers"],
-        # Only files that are known to be bad or absent are asked for.
-        force_download=True,
-        tqdm_class=Bytes,
-        **more,
-    )
-
-
-def plan(job: Mapping[str, Any]) -> dict[str, Any]:
-    return {"plan": [[each.filename, each.file_size] for each in snapshot(job, dry_run=True)]}
-
-
 def fetch(job: Mapping[str, Any]) -> dict[str, Any]:
-    snapshot(job)
+    files: Mapping[str, int] = job["files"]
+
+    def snapshot(**more: Any) -> Any:
+        return snapshot_download(
+            job["repo"],
+            revision=job["commit"],
+            local_dir=job["directory"],
+            allow_patterns=list(files),
+            max_workers=job["workers"],
+            # Only files that are known to be bad or absent are asked for.
+            force_download=True,
+            tqdm_class=Bytes,
+            **more,
+        )
+
+    # A bad file goes before its successor comes: first it is seen whether the hub will send that.
+    found = {each.filename: each.file_size for each in snapshot(dry_run=True)}
+    if found != files:
+        odd = sorted(set(found.items()) ^ set(files.items()))[0][0]
+        raise LauncherError(
+            f"the hub would send {found.get(odd, 'no')} bytes of {odd}, not {files.get(odd)}",
+            "the files as the manifest has them",
+            "remove manifest.json in CACHE_ROOT, then run this again: whole files are kept",
+        )
+    Bytes.most = 0
+    snapshot()
     return {"fetched": True, "bytes": Bytes.most}
 
 
@@ -151,7 +158,7 @@ def kind_of(error: BaseException) -> str:
 
 def main() -> int:
     job = json.load(sys.stdin)
-    ways = {"resolve": resolve, "plan": plan, "fetch": fetch}
+    ways = {"resolve": resolve, "fetch": fetch}
     try:
         say(ways[job["do"]](job))
     except LauncherError as error:

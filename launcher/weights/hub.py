@@ -85,12 +85,6 @@ class Hub:
         )
         return Part(role, repo, answer["commit"], entries)
 
-    def plan(self, part: Part, directory: Path, names: Sequence[str]) -> Mapping[str, int]:
-        """What the hub would send for ``names``, in bytes. It is asked before any file is touched.
-        Raises HubError."""
-        answer = self._run(self._job("plan", part, directory, names), part.repo, part.role, ASKING)
-        return {name: int(size) for name, size in answer["plan"]}
-
     def fetch(
         self,
         part: Part,
@@ -98,18 +92,17 @@ class Hub:
         names: Sequence[str],
         progress: Callable[[int], None] = lambda count: None,
     ) -> None:
-        """Bring ``names`` anew into ``directory``. Raises HubError; files that came whole stay."""
-        self._run(self._job("fetch", part, directory, names), part.repo, part.role, DAYS, progress)
-
-    def _job(self, do: str, part: Part, directory: Path, names: Sequence[str]) -> dict[str, Any]:
-        return {
-            "do": do,
+        """Bring ``names`` anew into ``directory``. Raises HubError, before a file is touched where
+        the hub would not send them; files that came whole stay."""
+        job = {
+            "do": "fetch",
             "repo": part.repo,
             "commit": part.revision,
             "directory": str(directory),
-            "names": list(names),
+            "files": {name: part.entry(name).size for name in names},
             "workers": self.workers,
         }
+        self._run(job, part.repo, part.role, DAYS, progress)
 
     def _run(
         self,
