@@ -32,7 +32,7 @@ VERBS: Mapping[str, tuple[str, Callable[[App, argparse.Namespace], int] | None]]
     "start": ("serve from two Sparks; the verb when none is given", verbs.start),
     "doctor": ("look at both Sparks and the link between them; changes nothing", verbs.doctor),
     "plan": ("will it fit: memory of this pair, or of other machines", verbs.plan),
-    "download": ("fetch the weights (not built yet)", verbs.download),
+    "download": ("fetch the weights onto this head, also while a model serves", verbs.download),
     "pack": ("write each rank's Engram rows into files that are read faster", verbs.pack),
     "status": ("how the deployment stands: 0 serving, 4 starting, 3 half up, 1 down", verbs.status),
     "smoke": ("try a running server: chat, tools, Responses, Messages, many at once", verbs.smoke),
@@ -132,8 +132,9 @@ def usage() -> str:
     return (
         "usage: ./start.sh [VERB] [OPTIONS]\n\n"
         f"{rows}\n\n"
-        "./start.sh VERB --help shows the options of a verb. start, rehearse, pack, restart,\n"
-        "doctor, plan and config take --set KEY=VALUE … : settings for this run, above .env's."
+        "./start.sh VERB --help shows the options of a verb. start, rehearse, download, pack,\n"
+        "restart, doctor, plan and config take --set KEY=VALUE … : settings for this run, above\n"
+        ".env's."
     )
 
 
@@ -168,6 +169,11 @@ def parser(verb: str) -> argparse.ArgumentParser:
             "--verify", action="store_true", help="compare every row with the shards; writes none"
         )
         made.add_argument("--rehearsal", action="store_true", help="the rehearsal's tables")
+    if verb == "download":
+        made.add_argument(
+            "--update", action="store_true", help="settle on the repositories' newest commits"
+        )
+        made.add_argument("--verify", action="store_true", help="make every checksum anew")
     if verb == "plan":
         from launcher.plan import verb as planning
 
@@ -225,6 +231,9 @@ def _say_interrupted(app: App, verb: str) -> None:
         return
     if verb == "pack":
         app.console.warn("broken off; what is packed is kept. Next: ./start.sh pack goes on")
+        return
+    if verb == "download":
+        app.console.warn("broken off; whole files are kept. Next: ./start.sh download goes on")
         return
     with contextlib.suppress(LauncherError, OSError):
         left = verbs.running_on(app)

@@ -20,6 +20,7 @@ from launcher.facts.base import Missing
 from launcher.findings import Finding
 from launcher.nodes.base import Node
 from launcher.pair import aftermath, look, margin, reach
+from launcher.pair import download as downloading
 from launcher.pair import image as images
 from launcher.pair.preflight import PairPreflight, Sight
 from launcher.pair.site import site
@@ -28,6 +29,7 @@ from launcher.record import Record
 from launcher.settings.values import Settings
 from launcher.steps.base import Context, Step
 from launcher.steps.check import Check
+from launcher.steps.download import Download
 from launcher.steps.guard import MemoryGuard, Post
 from launcher.steps.image import ImageStep
 from launcher.steps.launch import Launch
@@ -35,6 +37,7 @@ from launcher.steps.ready import Ready
 from launcher.steps.warmup import Warmup
 from launcher.steps.watcher import Watcher
 from launcher.survey import Survey
+from launcher.weights.download import bring
 
 POLL = 1.0  # seconds: each look asks two daemons
 
@@ -43,6 +46,12 @@ def build(app: App, settings: Settings, record: Record) -> tuple[Context, Sequen
     """The context and the steps, in boot order, of ``start``. Contacts nobody."""
     pair = look.Pair.of(app, settings)
     sight = Sight()
+    weights = downloading.Weights()
+
+    def fetch() -> None:
+        job = downloading.job(app, settings, record)
+        weights.manifest = bring(job)
+        weights.directories = downloading.mountable(job, settings, weights.manifest)
 
     def seen() -> look.Seen:
         if sight.seen is None:
@@ -57,12 +66,11 @@ def build(app: App, settings: Settings, record: Record) -> tuple[Context, Sequen
         return deploy(settings, site(settings, link, packed_roles(settings, seen())), launch_id)
 
     def describe(rank: Rank) -> Container:
-        found = seen().head if rank.role == "head" else seen().worker
         mark = plan(rank.env["SPARK_LAUNCH_ID"], settings.int("MASTER_PORT")).fingerprint
         return container(
             rank,
             settings,
-            with_packs(settings, seen(), rank.role, place(settings, rank.role, found)),
+            with_packs(settings, seen(), rank.role, at(rank.role)),
             owner=pair.at.owner,
             fingerprint=mark,
         )
@@ -76,7 +84,7 @@ def build(app: App, settings: Settings, record: Record) -> tuple[Context, Sequen
 
     def room(ctx: Context) -> list[Finding]:
         """The memory of both nodes when the old ranks are gone."""
-        need = needed(seen().given.margin, per_rank(seen().head))
+        need = needed(seen().given.margin, weights.per_rank() or per_rank(seen().head))
         drop = settings.flag("DSV41_DROP_PAGE_CACHE")
         return margin.before_launch(nodes, need, drop, app.console)
 
@@ -86,7 +94,11 @@ def build(app: App, settings: Settings, record: Record) -> tuple[Context, Sequen
         return Post(nodes[role], folder, (container_name(settings, role),))
 
     def at(role: Role) -> NodePlace:
-        return place(settings, role, seen().head if role == "head" else seen().worker)
+        found = place(settings, role, seen().head if role == "head" else seen().worker)
+        return weights.placed(found) if role == "head" else found
+
+    def rests_on() -> dict[str, str]:
+        return {"weights": weights.manifest.key() if weights.manifest else ""}
 
     brought = images.bring(app, pair, settings, record)
     ctx = Context(
@@ -109,11 +121,17 @@ def build(app: App, settings: Settings, record: Record) -> tuple[Context, Sequen
     guard = MemoryGuard(posts=lambda ctx: {"head": post("head"), "worker": post("worker")})
     steps: list[Step] = [
         PairPreflight(pair=pair, sight=sight, check=check),
+        Download(bring=fetch),
         ImageStep(bring=lambda ctx: brought),
         images.parity(app, pair, settings, brought, at, ("image",)),
         # The ports were looked at from the head's own list: the container, as root, may open those
         # that this user may not.
-        Launch(needs=("image", "parity"), master_port=settings.int("MASTER_PORT"), check=room),
+        Launch(
+            needs=("image", "parity"),
+            master_port=settings.int("MASTER_PORT"),
+            check=room,
+            rests_on=rests_on,
+        ),
         Watcher(),
         *([guard] if settings.flag("DSV41_MEM_GUARD") else []),
         Ready(poll=POLL),

@@ -41,6 +41,10 @@ class Given:
     kept: tuple[str, ...] = ()  # names of our containers that are recorded
     # Whose image must be there already: nothing may bring it. Both for what serves no pair.
     image_needed: tuple[str, ...] = ("head", "worker")
+    # Whose weights must be there already, likewise.
+    weights_needed: tuple[str, ...] = ("head", "worker")
+    # Whether what a rank will weigh is known, before it is there: of the published checkpoint it is.
+    published: bool = True
 
     @classmethod
     def of(
@@ -72,6 +76,15 @@ class Given:
                 )
                 if needed
             ),
+            weights_needed=tuple(
+                node
+                for node, needed in (
+                    ("head", not settings.flag("AUTO_DOWNLOAD")),
+                    ("worker", settings.flag("SKIP_SYNC")),
+                )
+                if needed
+            ),
+            published=settings.text("HF_MODEL_REPO") == TABLE["HF_MODEL_REPO"].default,
         )
 
     def container(self, node: str) -> str:

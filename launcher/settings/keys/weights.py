@@ -18,7 +18,6 @@ KEYS = (
         "word",
         "Mia-AiLab/DeepSeek-V4.1-Flash-EXL3-2.9bpw",
         "where the checkpoint comes from",
-        "04",
     ),
     Setting(
         "HF_ENGRAM_REPO",
@@ -26,7 +25,6 @@ KEYS = (
         "word",
         "deepseek-ai/DeepSeek-V4.1-Flash",
         "where the Engram tables come from",
-        "04",
     ),
     Setting(
         "AUTO_DOWNLOAD",
@@ -34,7 +32,6 @@ KEYS = (
         "flag",
         "1",
         "fetch what is missing at start; 0 only verifies",
-        "04",
         shown=True,
     ),
     Setting(
@@ -43,12 +40,15 @@ KEYS = (
         "integer",
         "8",
         "files downloaded at once",
-        "04",
-        (1, 64),
+        limits=(1, 64),
         one_shot=True,
     ),
     Setting(
-        "HF_HUB_ENABLE_HF_TRANSFER", "weights", "flag", "1", "fast download (today: hf-xet)", "04"
+        "HF_HUB_ENABLE_HF_TRANSFER",
+        "weights",
+        "flag",
+        "1",
+        "all cores for the download (hf-xet) when nothing serves",
     ),
     Setting(
         "WEIGHT_SYNC",
@@ -79,7 +79,11 @@ KEYS = (
         one_shot=True,
     ),
     Setting(
-        "ENGRAM_SRC", "weights", "path", "", "slim Engram directory; empty: in CACHE_ROOT", "04"
+        "ENGRAM_SRC",
+        "weights",
+        "path",
+        "",
+        "hard links to the Engram files; empty: in CACHE_ROOT, if needed",
     ),
     Setting("HOST_NFS", "weights", "flag", "0", "export with the head's own nfs-server", "04"),
     Setting(
