@@ -7,10 +7,11 @@ ssh, rsync, the recipe and its stamp are real. No registry can be reached but on
 from __future__ import annotations
 
 import contextlib
+import io
 import json
+import tarfile
 import time
 from collections.abc import Iterator, Mapping
-from pathlib import Path
 from typing import Any
 
 import docker
@@ -38,6 +39,7 @@ ASKED: dict[str, str | None] = {
     "SKIP_PULL": None,
     "SKIP_SHIP": None,
     "SKIP_OVERLAY_VERIFY": None,
+    "DSV41_BOOT_SHAPE_WARMUP": "0",
 }
 STAGED = ".cache/vllm-dsv41-flash-exl3/image-ship"
 KEPT = "spark-rig/kept:1"  # keeps what Docker remembers of a build
@@ -66,7 +68,7 @@ def remove(clone: HeadClone) -> None:
         node.remove_containers()
         for image in node.docker.images.list():
             for tag in image.tags:
-                if tag == NAME and node is clone.rig.head:
+                if tag == NAME and node is clone.rig.head and KEPT not in tags(node):
                     image.tag(*KEPT.split(":"))
                 if tag not in (stub_image.NAME, KEPT):
                     node.docker.images.remove(tag, force=True)
@@ -145,15 +147,16 @@ def test_an_ordinary_first_start_builds_copies_checks_and_serves(kit: HeadClone)
     assert "image (the same layers on both nodes): already done" in ran.out
     assert "self-check of the image and the checkpoint on both nodes: already done" in ran.out
     assert Pair.of(kit) == pair
-    # Checked once, it is checked again when the checkpoint is another, on the worker too.
+    # Checked once, it is checked again when the checkpoint is another.
     places = ((kit.rig.head, f"{kit.at}/{INDEX}"), (kit.rig.worker, f"{USER.home}/{CACHE}/{INDEX}"))
     texts = [node.read(path) for node, path in places]
     try:
-        for (node, path), text, more in zip(places, texts, ("\n", " "), strict=True):
-            node.write(path, text + more, user=USER.name)
+        for (node, path), text in zip(places, texts, strict=True):
+            node.write(path, text + "\n", user=USER.name)
+        checks(kit, worker={"index": "f00f"})
         ran = kit.start("start", timeout=START)
         assert ran.status == 1, ran.said
-        assert "the checkpoint's index differs" in ran.err
+        assert "the checkpoint's index differs" in ran.err and "f00f on the worker" in ran.err
         assert kit.containers() == {}
     finally:
         for (node, path), text in zip(places, texts, strict=True):
@@ -255,35 +258,43 @@ def test_a_build_that_fails_says_so_and_the_old_image_stays(kit: HeadClone) -> N
     finally:
         kit.rig.head.write(f"{kit.at}/docker/run.txt", run, user=USER.name)
     # Another base is another recipe; and with SKIP_SHIP=1 two images are refused.
-    kit.rig.head.docker.images.get(stub_image.NAME).tag("spark-rig/other", "base")
+    head = kit.rig.head.docker
+    made = head.containers.create(stub_image.NAME, ["true"])
+    made.put_archive("/", tar("note", b"another base"))
+    made.commit("spark-rig/other", "base")
+    made.remove()
     ran = image_only(kit, BASE_IMAGE="spark-rig/other:base", SKIP_SHIP="1", BUILD="1")
     assert f"the worker has another {NAME}" in ran.err and "SKIP_SHIP=1" in ran.err, ran.said
     assert layers(kit.rig.worker) == old != layers(kit.rig.head)
     ran = image_only(kit, BASE_IMAGE="spark-rig/other:base", SKIP_SHIP="1")
     assert "differs between the nodes" in ran.err, ran.said
-    ran = image_only(kit, BASE_IMAGE="spark-rig/other:base")
-    assert layers(kit.rig.worker) == layers(kit.rig.head)
+
+
+def tar(name: str, data: bytes) -> bytes:
+    made = io.BytesIO()
+    with tarfile.open(fileobj=made, mode="w") as out:
+        info = tarfile.TarInfo(name)
+        info.size = len(data)
+        out.addfile(info, io.BytesIO(data))
+    return made.getvalue()
 
 
 def test_a_failed_self_check_stops_the_start_and_skipping_it_is_said_aloud(
-    kit: HeadClone, tmp_path: Path
+    kit: HeadClone,
 ) -> None:
-    checks(kit, worker={"fails": "exl3 matrices"})
+    checks(kit, worker={"fails": "exl3 matrices"}, head={"dies": 3})
     ran = kit.start("start", timeout=START)
     assert ran.status == 1, ran.said
     assert "worker: exl3 matrices (NVIDIA GB10): 0.31, limit 0.001" in ran.err
-    assert f"log:     {kit.at}/logs/overlay-verify.log" in ran.err
-    assert kit.containers() == {}
-    checks(kit, head={"dies": 3})
-    ran = kit.start("start", timeout=START)
     assert "head: the self-check ended with exit code 3, after 1 checks" in ran.err, ran.said
     assert "Segmentation fault, or so" in ran.err
+    assert f"log:     {kit.at}/logs/overlay-verify.log" in ran.err
+    assert kit.containers() == {}
     kit.env({**ASKED, "SKIP_OVERLAY_VERIFY": "1"})
     ran = kit.start("start", timeout=START)
     assert ran.status == 0, ran.said
     assert "SKIP_OVERLAY_VERIFY=1: NOT checked on either node: EXL3's kernels" in ran.err
-    pair = Pair.of(kit)
-    assert pair.completes()
+    assert Pair.of(kit).completes()
     # Skipped once is not proven.
     kit.env(ASKED)
     ran = kit.start("start", timeout=START)

@@ -7,6 +7,7 @@ The hash of the checkpoint's index is real. MODEL/verify.json tells it, for its 
 fails    the check that fails
 dies     the exit code with which it ends before its last line
 seconds  how long it takes
+index    a hash instead of the right one
 """
 
 from __future__ import annotations
@@ -34,8 +35,9 @@ def main() -> int:
         note = asked.model / "verify.json"
         told = json.loads(note.read_text()) if note.exists() else {}
         index = (asked.model / "model.safetensors.index.json").read_bytes()
+        digest = told.get("index") or hashlib.sha256(index).hexdigest()
         say({"check": "checkpoint index", "on": "cpu", "ok": True,
-             "found": hashlib.sha256(index).hexdigest(), "limit": "equal"})  # fmt: skip
+             "found": digest, "limit": "equal"})  # fmt: skip
         count = 1
     print("a library's chatter", flush=True)
     time.sleep(told.get("seconds", 0))
