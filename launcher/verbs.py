@@ -23,6 +23,7 @@ from launcher.standing import Report, standing
 from launcher.steps import runner
 from launcher.steps.base import PREFLIGHT, ROLES, Context, Step
 from launcher.steps.download import LOCK as DOWNLOAD_LOCK
+from launcher.steps.download import STEP as DOWNLOAD
 from launcher.steps.launch import GRACE, end, stop_all
 from launcher.steps.ready import api_of
 
@@ -58,7 +59,7 @@ def restart(app: App, args: argparse.Namespace) -> int:
         # All that can be refused is refused while the old ranks still serve.
         ctx, steps = _built(app, recorded.name, args)
         for step in steps:
-            if step.key == PREFLIGHT:
+            if step.key in (PREFLIGHT, DOWNLOAD):
                 step.do(ctx)
         ctx.plan("any", 1)
         end(ctx)

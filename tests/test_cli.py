@@ -268,7 +268,6 @@ def test_nobody_is_contacted_from_a_machine_that_is_not_the_head(
         (["rehearsal"], "did you mean rehearse?"),
         (["start", "--set", "KV_BLOCK_SIZE=128"], "32 or 64"),
         (["start", "--set", "WORKER_SSH=a b"], "'a b' as the host"),
-        (["download"], "./start.sh rehearse"),
         (["rehearse", "--set", "PORTT=1"], "did you mean PORT?"),
         (["logs", "third"], "invalid choice"),
         (["smoke", "--url", "https://127.0.0.1:8888"], "http://HOST:PORT"),

@@ -71,7 +71,7 @@ class Weights:
         )
 
     def per_rank(self) -> int | None:
-        """Bytes of weights that a rank will hold: half of the shards; None before they are known."""
+        """Bytes of weights that a rank will hold: half of the shards; None: not known yet."""
         if self.manifest is None:
             return None
         part = self.manifest.part("model")

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from launcher.image.decide import Flags
 from launcher.link import Wanted
+from launcher.settings.table import TABLE
 from launcher.settings.values import Settings
 
 
@@ -43,7 +44,7 @@ class Given:
     image_needed: tuple[str, ...] = ("head", "worker")
     # Whose weights must be there already, likewise.
     weights_needed: tuple[str, ...] = ("head", "worker")
-    # Whether what a rank will weigh is known, before it is there: of the published checkpoint it is.
+    # Whether the checkpoint is the published one: what its ranks weigh is known beforehand.
     published: bool = True
 
     @classmethod

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from launcher import lock
 from launcher.steps.base import Context, Step, fingerprint
 
+STEP = "download"
 LOCK = "download.lock"  # in logs: of `./start.sh download`, too
 
 
@@ -16,7 +17,7 @@ class Download(Step):
     """Sizes are looked at each time, so it is needed by no other step: `Launch` has the manifest
     among what it rests on."""
 
-    key: str = "download"
+    key: str = STEP
     title: str = "weights of the head (sizes and checksums; the hub for what is not right)"
     bring: Callable[[], None]
 
