@@ -33,6 +33,7 @@ VERBS: Mapping[str, tuple[str, Callable[[App, argparse.Namespace], int] | None]]
     "doctor": ("look at both Sparks and the link between them; changes nothing", verbs.doctor),
     "plan": ("will it fit: memory of this pair, or of other machines", verbs.plan),
     "download": ("fetch the weights onto this head, also while a model serves", verbs.download),
+    "share": ("export the weights to the worker by NFS, beside whatever serves", verbs.share),
     "pack": ("write each rank's Engram rows into files that are read faster", verbs.pack),
     "status": ("how the deployment stands: 0 serving, 4 starting, 3 half up, 1 down", verbs.status),
     "smoke": ("try a running server: chat, tools, Responses, Messages, many at once", verbs.smoke),
@@ -44,7 +45,9 @@ VERBS: Mapping[str, tuple[str, Callable[[App, argparse.Namespace], int] | None]]
     "test": ("run the tests", None),
     "help": ("this text", None),
 }
-WITH_SETTINGS = {"rehearse", "start", "doctor", "plan", "download", "pack", "restart", "config"}
+WITH_SETTINGS = {
+    "rehearse", "start", "doctor", "plan", "download", "share", "pack", "restart", "config",
+}  # fmt: skip
 
 
 class Interrupted(KeyboardInterrupt):
@@ -132,9 +135,9 @@ def usage() -> str:
     return (
         "usage: ./start.sh [VERB] [OPTIONS]\n\n"
         f"{rows}\n\n"
-        "./start.sh VERB --help shows the options of a verb. start, rehearse, download, pack,\n"
-        "restart, doctor, plan and config take --set KEY=VALUE … : settings for this run, above\n"
-        ".env's."
+        "./start.sh VERB --help shows the options of a verb. start, rehearse, download, share,\n"
+        "pack, restart, doctor, plan and config take --set KEY=VALUE … : settings for this run,\n"
+        "above .env's."
     )
 
 

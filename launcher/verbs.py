@@ -111,7 +111,7 @@ def pack(app: App, args: argparse.Namespace) -> int:
         else:
             from launcher.pair import packing  # Docker's and paramiko's libraries
 
-            jobs, again = packing.jobs(app, settings), "./start.sh pack"
+            jobs, again = packing.jobs(app, settings, record), "./start.sh pack"
         try:
             packer.pack(jobs, args.verify, app.console, record, again)
         except LauncherError as error:
@@ -124,6 +124,12 @@ def pack(app: App, args: argparse.Namespace) -> int:
     elif not args.verify:
         app.console.say(f"next: {up} uses them by itself; ranks that serve are started anew")
     return 0
+
+
+def share(app: App, args: argparse.Namespace) -> int:
+    from launcher.pair import weights  # Docker's and paramiko's libraries
+
+    return weights.share(app, args)
 
 
 def plan(app: App, args: argparse.Namespace) -> int:

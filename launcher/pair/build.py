@@ -22,6 +22,7 @@ from launcher.nodes.base import Node
 from launcher.pair import aftermath, look, margin, reach
 from launcher.pair import download as downloading
 from launcher.pair import image as images
+from launcher.pair import weights as sharing
 from launcher.pair.preflight import PairPreflight, Sight
 from launcher.pair.site import site
 from launcher.preflight.memory import needed, per_rank
@@ -36,7 +37,9 @@ from launcher.steps.launch import Launch
 from launcher.steps.ready import Ready
 from launcher.steps.warmup import Warmup
 from launcher.steps.watcher import Watcher
+from launcher.steps.weights import Taken, Weights
 from launcher.survey import Survey
+from launcher.weights.backend import Work
 from launcher.weights.download import bring
 
 POLL = 1.0  # seconds: each look asks two daemons
@@ -47,6 +50,7 @@ def build(app: App, settings: Settings, record: Record) -> tuple[Context, Sequen
     pair = look.Pair.of(app, settings)
     sight = Sight()
     weights = downloading.Weights()
+    taken = Taken()
 
     def fetch() -> None:
         job = downloading.job(app, settings, record)
@@ -95,7 +99,12 @@ def build(app: App, settings: Settings, record: Record) -> tuple[Context, Sequen
 
     def at(role: Role) -> NodePlace:
         found = place(settings, role, seen().head if role == "head" else seen().worker)
-        return weights.placed(found) if role == "head" else found
+        return weights.placed(found) if role == "head" else replace(found, volumes=taken.volumes())
+
+    def work(ctx: Context) -> Work:
+        return sharing.work(
+            app, pair, seen(), settings, record, at("head"), at("worker"), weights.manifest
+        )
 
     def rests_on() -> dict[str, str]:
         return {"weights": weights.manifest.key() if weights.manifest else ""}
@@ -123,11 +132,12 @@ def build(app: App, settings: Settings, record: Record) -> tuple[Context, Sequen
         PairPreflight(pair=pair, sight=sight, check=check),
         Download(bring=fetch),
         ImageStep(bring=lambda ctx: brought),
-        images.parity(app, pair, settings, brought, at, ("image",)),
+        Weights(work=work, ways=sharing.ways, taken=taken),
+        images.parity(app, pair, settings, brought, at, ("image", "weights")),
         # The ports were looked at from the head's own list: the container, as root, may open those
         # that this user may not.
         Launch(
-            needs=("image", "parity"),
+            needs=("image", "weights", "parity"),
             master_port=settings.int("MASTER_PORT"),
             check=room,
             rests_on=rests_on,

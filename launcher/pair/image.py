@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pathlib import Path, PurePosixPath
 
 from launcher.app import App
-from launcher.commands.container import MODEL, Container, Mount, NodePlace, on_node
+from launcher.commands.container import Container, NodePlace, on_node
 from launcher.deployment import Rank, Role
 from launcher.facts.trees import INDEX
 from launcher.image import identity, selfcheck
@@ -73,9 +73,7 @@ def parity(
 
     def describe(rank: Rank) -> Container:
         found = place(rank.role)
-        return selfcheck.checker(
-            rank, settings, found, Mount(found.model_dir, MODEL), pair.at.owner
-        )
+        return selfcheck.checker(rank, settings, found, found.mount_of("model"), pair.at.owner)
 
     def runtime(ctx: Context) -> Runtime:
         at = reach.Reach(

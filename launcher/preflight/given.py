@@ -56,6 +56,8 @@ class Given:
         worker_needs: tuple[Need, ...] = (),
         kept: tuple[str, ...] = (),
     ) -> Given:
+        # Otherwise the worker may mount the head's: the weights step tells.
+        copied = settings.text("WEIGHT_SYNC") in ("zfs", "rsync")
         return cls(
             wanted=Wanted.of(settings),
             owner=owner,
@@ -81,7 +83,7 @@ class Given:
                 node
                 for node, needed in (
                     ("head", not settings.flag("AUTO_DOWNLOAD")),
-                    ("worker", settings.flag("SKIP_SYNC")),
+                    ("worker", settings.flag("SKIP_SYNC") and copied),
                 )
                 if needed
             ),

@@ -71,11 +71,7 @@ KEYS = (
         "how the image reaches the worker",
         choices=("rsync", "stream", "auto"),
     ),
-    Setting(
-        "IMAGE_SHIP_DIR", "image", "path", "", "where the tar is staged; empty: in CACHE_ROOT", "04"
-    ),
-    Setting(
-        "WORKER_IMAGE_SHIP_DIR", "image", "path", "/tmp", "where the tar lands on the worker", "04"
-    ),
+    Setting("IMAGE_SHIP_DIR", "image", "path", "", "where the tar is staged; empty: in CACHE_ROOT"),
+    Setting("WORKER_IMAGE_SHIP_DIR", "image", "path", "/tmp", "where the tar lands on the worker"),
     Setting("IMAGE_SHIP_KEEP", "image", "flag", "0", "keep the staged tar"),
 )

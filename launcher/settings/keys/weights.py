@@ -56,7 +56,6 @@ KEYS = (
         "choice",
         "nfs",
         "how the worker gets the files",
-        "04",
         choices=("nfs", "share", "zfs", "rsync", "auto"),
         shown=True,
     ),
@@ -66,7 +65,6 @@ KEYS = (
         "flag",
         "0",
         "trust what the worker has, after checking it",
-        "04",
         one_shot=True,
     ),
     Setting(
@@ -75,7 +73,6 @@ KEYS = (
         "flag",
         "0",
         "copy again even if nothing changed",
-        "04",
         one_shot=True,
     ),
     Setting(
@@ -85,18 +82,16 @@ KEYS = (
         "",
         "hard links to the Engram files; empty: in CACHE_ROOT, if needed",
     ),
-    Setting("HOST_NFS", "weights", "flag", "0", "export with the head's own nfs-server", "04"),
-    Setting(
-        "NFS_SERVER_IP", "weights", "ipv4", "", "address the worker mounts; empty: found", "04"
-    ),
-    Setting("NFS_CLIENTS", "weights", "text", "", "who may mount; empty: the CX7 subnet", "04"),
+    Setting("RSYNC_STREAMS", "weights", "integer", "4", "copies at once (rsync)", limits=(1, 16)),
+    Setting("HOST_NFS", "weights", "flag", "0", "export with the head's own nfs-server"),
+    Setting("NFS_SERVER_IP", "weights", "ipv4", "", "address the worker mounts; empty: found"),
+    Setting("NFS_CLIENTS", "weights", "text", "", "who may mount; empty: the CX7 subnet"),
     Setting(
         "NFS_OPTS",
         "weights",
         "text",
         "ro,sync,no_subtree_check,root_squash,fsid=0,crossmnt",
         "options of the export",
-        "04",
     ),
     Setting(
         "NFS_OPTS_CLIENT",
@@ -104,20 +99,16 @@ KEYS = (
         "text",
         "nfsvers=4.2,ro,nconnect=8,rsize=1048576,wsize=1048576,hard,timeo=600",
         "options of the mount",
-        "04",
     ),
-    Setting("NFS_IMAGE", "weights", "word", "dsv41-exl3-nfs:local", "image of the exporter", "04"),
-    Setting("NFS_CONTAINER", "weights", "word", "dsv41-exl3-nfs", "name of the exporter", "04"),
-    Setting(
-        "NFS_EXPORT_ROOT", "weights", "path", "", "root of the export; empty: in CACHE_ROOT", "04"
-    ),
+    Setting("NFS_IMAGE", "weights", "word", "dsv41-exl3-nfs:local", "image of the exporter"),
+    Setting("NFS_CONTAINER", "weights", "word", "dsv41-exl3-nfs", "name of the exporter"),
+    Setting("NFS_EXPORT_ROOT", "weights", "path", "", "root of the export; empty: in CACHE_ROOT"),
     Setting(
         "NFS_EXPORT_MODEL",
         "weights",
         "word",
         "dsv41-exl3",
         "name of the checkpoint in the export",
-        "04",
     ),
     Setting(
         "NFS_EXPORT_ENGRAM",
@@ -125,7 +116,6 @@ KEYS = (
         "word",
         "dsv41-engram",
         "name of the tables in the export",
-        "04",
     ),
     Setting(
         "NFS_VOLUME_MODEL",
@@ -133,7 +123,6 @@ KEYS = (
         "word",
         "dsv41-exl3-weights",
         "Docker volume on the worker",
-        "04",
     ),
     Setting(
         "NFS_VOLUME_ENGRAM",
@@ -141,7 +130,6 @@ KEYS = (
         "word",
         "dsv41-exl3-engram",
         "Docker volume on the worker",
-        "04",
     ),
     Setting(
         "WORKER_MODEL_DIR",
@@ -157,20 +145,12 @@ KEYS = (
         "~/.cache/dsv41-flash-exl3/engram-src",
         "copy on the worker (zfs, rsync)",
     ),
-    Setting("ZFS_POOL", "weights", "word", "models", "pool on both nodes", "04"),
-    Setting(
-        "ZFS_HEAD_MODEL_DS", "weights", "word", "", "dataset; empty: ZFS_POOL/dsv41-exl3", "04"
-    ),
-    Setting(
-        "ZFS_HEAD_ENGRAM_DS", "weights", "word", "", "dataset; empty: ZFS_POOL/dsv41-engram", "04"
-    ),
-    Setting("ZFS_WORKER_MODEL_DS", "weights", "word", "", "dataset; empty: as on the head", "04"),
-    Setting("ZFS_WORKER_ENGRAM_DS", "weights", "word", "", "dataset; empty: as on the head", "04"),
-    Setting(
-        "ZFS_WORKER_IP", "weights", "ipv4", "", "address for the stream; empty: WORKER_IP", "04"
-    ),
-    Setting(
-        "ZFS_SSH", "weights", "word", "", "ssh destination for the stream; empty: WORKER_SSH", "04"
-    ),
-    Setting("ZFS_SNAP_PREFIX", "weights", "word", "dsv41-sync", "prefix of our snapshots", "04"),
+    Setting("ZFS_POOL", "weights", "word", "models", "pool on both nodes"),
+    Setting("ZFS_HEAD_MODEL_DS", "weights", "word", "", "dataset; empty: ZFS_POOL/dsv41-exl3"),
+    Setting("ZFS_HEAD_ENGRAM_DS", "weights", "word", "", "dataset; empty: ZFS_POOL/dsv41-engram"),
+    Setting("ZFS_WORKER_MODEL_DS", "weights", "word", "", "dataset; empty: as on the head"),
+    Setting("ZFS_WORKER_ENGRAM_DS", "weights", "word", "", "dataset; empty: as on the head"),
+    Setting("ZFS_WORKER_IP", "weights", "ipv4", "", "address for the stream; empty: WORKER_IP"),
+    Setting("ZFS_SSH", "weights", "word", "", "ssh destination for the stream; empty: WORKER_SSH"),
+    Setting("ZFS_SNAP_PREFIX", "weights", "word", "dsv41-sync", "prefix of our snapshots"),
 )
