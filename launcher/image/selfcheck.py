@@ -12,7 +12,6 @@ from launcher.commands.container import (
     MODEL,
     ROLE,
     Container,
-    Mount,
     NodePlace,
     container_name,
 )
@@ -33,9 +32,7 @@ def name_of(settings: Settings, role: Role) -> str:
     return f"{container_name(settings, role)}-verify"
 
 
-def checker(
-    rank: Rank, settings: Settings, place: NodePlace, model: Mount, owner: str
-) -> Container:
+def checker(rank: Rank, settings: Settings, place: NodePlace, owner: str) -> Container:
     """The GPU and the checkpoint to read; no network."""
     return Container(
         name=name_of(settings, rank.role),
@@ -43,7 +40,7 @@ def checker(
         argv=rank.argv,
         env=dict(rank.env),
         labels={LAUNCH: rank.env["SPARK_LAUNCH_ID"], ROLE: rank.role, CHECKER: owner},
-        mounts=(model,),
+        mounts=(place.mount_of("model"),),
         devices=place.devices,
         gpus=place.gpus,
         ulimits=(),

@@ -72,8 +72,7 @@ def parity(
     """``place``: of a node, as it is known once the preflight has looked."""
 
     def describe(rank: Rank) -> Container:
-        found = place(rank.role)
-        return selfcheck.checker(rank, settings, found, found.mount_of("model"), pair.at.owner)
+        return selfcheck.checker(rank, settings, place(rank.role), pair.at.owner)
 
     def runtime(ctx: Context) -> Runtime:
         at = reach.Reach(
@@ -89,5 +88,7 @@ def parity(
         found = brought.here.find(settings.text("IMAGE"))
         return "" if found is None else identity.key(found.layers)
 
-    index = Path(settings.path("MODEL_HOST")) / INDEX
+    def index() -> Path:
+        return Path(place("head").model_dir) / INDEX
+
     return Parity(needs=needs, runtime=runtime, image=image, index=index)

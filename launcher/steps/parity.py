@@ -27,18 +27,18 @@ ROLES: tuple[Role, Role] = ("head", "worker")
 @dataclass(frozen=True, kw_only=True)
 class Parity(Step):
     """``runtime`` makes the containers that `selfcheck.checker` describes; ``image`` says which
-    image both nodes have; ``index`` is the checkpoint's, on the head."""
+    image both nodes have; ``index`` is the path of the checkpoint's, on the head."""
 
     key: str = "parity"
     title: str = "self-check of the image and the checkpoint on both nodes"
     needs: tuple[str, ...] = ("image",)
     runtime: Callable[[Context], Runtime]
     image: Callable[[], str]
-    index: Path
+    index: Callable[[], Path]
 
     def inputs(self, ctx: Context) -> str:
         try:
-            index = hashlib.sha256(self.index.read_bytes()).hexdigest()
+            index = hashlib.sha256(self.index().read_bytes()).hexdigest()
         except OSError:
             index = ""  # what is missing is told by the check itself
         return fingerprint({"image": self.image(), "index": index})

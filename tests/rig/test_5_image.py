@@ -12,10 +12,12 @@ import json
 import tarfile
 import time
 from collections.abc import Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
 import docker
 import pytest
+import registry
 import stub_image
 from clone import Command, Ran
 from head_clone import CACHE, HeadClone
@@ -41,6 +43,7 @@ ASKED: dict[str, str | None] = {
     "SKIP_OVERLAY_VERIFY": None,
     "DSV41_BOOT_SHAPE_WARMUP": "0",
 }
+KEPT = "spark-rig/kept:1"
 STAGED = ".cache/vllm-dsv41-flash-exl3/image-ship"
 INDEX = "model/model.safetensors.index.json"
 SHIPPED = f"/tmp/dsv41-ship/{REGISTRY.replace(':', '_')}_spark-rig_kit_1.tar"
@@ -163,6 +166,36 @@ def test_an_ordinary_first_start_builds_copies_checks_and_serves(kit: HeadClone)
             node.write(path, text, user=USER.name)
 
 
+def test_a_registry_is_asked_for_the_stamp_before_anything_large(kit: HeadClone) -> None:
+    head, port = kit.rig.head, REGISTRY.partition(":")[2]
+    folder = f"{USER.home}/registry"
+    asked = head.path(folder) / "asked"
+    registry.furnish(head.path(folder), kit.rig.image, {LABEL: "0" * 64})
+    if image(head) is not None:  # Docker forgets a build's steps with its last name
+        head.docker.images.get(NAME).tag(*KEPT.split(":"))
+    for node in nodes(kit):
+        with contextlib.suppress(docker.errors.ImageNotFound):
+            node.docker.images.remove(NAME)
+    script = str(Path(registry.__file__))
+    with head.background("python3", script, port, folder, listens=int(port)):
+        ran = image_only(kit)
+        assert f"{NAME} in the registry is of another recipe (000000000000)" in ran.out, ran.said
+        assert "built here: there is none; the registry's is of recipe 000000000000" in ran.out
+        small = asked.read_text()
+        assert small.count("/blobs/") == 1 and small.count("/manifests/") == 1, small
+        # Published by this recipe, it is pulled. The worker cannot reach that registry.
+        wanted = stamp.stamp(kit.root, stub_image.NAME)
+        registry.furnish(head.path(folder), kit.rig.image, {LABEL: wanted})
+        built = layers(head)
+        ran = image_only(kit, PULL="1")
+        assert f"{NAME} is pulled: PULL=1" in ran.out and "GB" in ran.out, ran.said
+        assert "the worker could not pull it" in ran.err and "is copied" in ran.err
+        stub = head.docker.images.get(stub_image.NAME).attrs["RootFS"]["Layers"]
+        assert layers(head) == layers(kit.rig.worker) == stub != built
+        found = image(kit.rig.worker)
+        assert found is not None and found["Config"]["Labels"][LABEL] == wanted
+
+
 def test_a_copy_that_is_cut_is_gone_on_with(kit: HeadClone) -> None:
     rig = kit.rig
     remove(kit, rig.worker)
@@ -218,15 +251,13 @@ def events(ran: Ran) -> list[dict[str, Any]]:
 def test_a_disk_that_is_full_on_either_side_and_a_stream_without_one(kit: HeadClone) -> None:
     remove(kit, kit.rig.worker)
     with small(kit.rig.head, "/home/dgx/little"), small(kit.rig.worker, "/home/dgx/little"):
-        ran = image_only(kit, IMAGE_SHIP_DIR="/home/dgx/little")
-        assert "the head has 0.0 GiB free in /home/dgx/little" in ran.err, ran.said
-        assert "IMAGE_SHIP_DIR in .env" in ran.err and "IMAGE_SHIP=stream" in ran.err
-        ran = image_only(kit, WORKER_IMAGE_SHIP_DIR="/home/dgx/little")
-        assert "the worker has 0.0 GiB free in /home/dgx/little" in ran.err, ran.said
-        assert "WORKER_IMAGE_SHIP_DIR in .env" in ran.err
+        little = "/home/dgx/little"
+        ran = image_only(kit, IMAGE_SHIP_DIR=little, WORKER_IMAGE_SHIP_DIR=little)
+        for node, key in (("head", "IMAGE_SHIP_DIR"), ("worker", "WORKER_IMAGE_SHIP_DIR")):
+            assert f"the {node} has 0.0 GiB free in {little}" in ran.err, ran.said
+            assert f"set {key} in .env to another disk; IMAGE_SHIP=stream" in ran.err, ran.said
         assert image(kit.rig.worker) is None
-        # What fills it meanwhile is told as well, and what arrived is kept.
-        ran = image_only(kit, WORKER_IMAGE_SHIP_DIR="/home/dgx/little", IMAGE_SHIP="auto")
+        ran = image_only(kit, WORKER_IMAGE_SHIP_DIR=little, IMAGE_SHIP="auto")
         assert "it is streamed" in ran.err and "streaming the image" in ran.out, ran.said
         assert layers(kit.rig.worker) == layers(kit.rig.head) != []
         assert tags(kit.rig.worker) == {stub_image.NAME, NAME}
