@@ -30,6 +30,7 @@ from launcher.weights.proof import NAMES, Fault, Memory
 from launcher.weights.tree import of_tree
 
 STEP = "download"
+PARTIAL = ".cache/dsv41-partial"  # as in `resume`, which needs the hub's library
 TRIES = 3  # rounds that bring no file, one after another
 PAUSE = 5.0  # seconds after the first of them, then twice that
 SPARE = 1 << 30  # bytes to be left on a disk that is written to
@@ -86,7 +87,7 @@ def bring(job: Job, *, ask: bool = False, update: bool = False) -> Manifest:
     _refuse_what_no_hub_mends(job, made, bad)
     if bad:
         for role in bad:
-            clean(job.directories[role])
+            clean(job.directories[role], made.part(role))
         refuse(_no_room(job, bad))
         for role, found in bad.items():
             _fetch(job, made.part(role), found)
@@ -218,7 +219,11 @@ def _no_room(job: Job, bad: Mapping[Role, Sequence[Fault]]) -> list[Finding]:
         directory = job.directories[role]
         disk = _disk(directory)
         where.setdefault(disk, directory)
-        given = sum(_given_back(directory / fault.name) for fault in found)
+        given = sum(
+            _given_back(directory / fault.name)
+            + _given_back(directory / PARTIAL / f"{fault.entry.sha256}.part")
+            for fault in found
+        )
         wanted[disk] = wanted.get(disk, 0) + sum(fault.entry.size for fault in found) - given
     findings = []
     for disk, need in wanted.items():
@@ -252,12 +257,15 @@ def _given_back(path: Path) -> int:
     return found.st_blocks * 512 if alone else 0
 
 
-def clean(directory: Path) -> int:
+def clean(directory: Path, part: Part) -> int:
     """Remove what broken-off downloads left half, unless some process still writes it; how many.
 
-    The library gives each try a name of its own and never goes on with one.
+    The library gives each try a name of its own and never goes on with one. Our own parts of large
+    files are gone on with, if they are of a file that ``part`` has.
     """
     left = list((directory / ".cache" / "huggingface" / "download").glob("*.incomplete"))
+    wanted = {f"{entry.sha256}.part" for entry in part.entries}
+    left += [path for path in (directory / PARTIAL).glob("*") if path.name not in wanted]
     open_now = _open_files() if left else set()
     gone = 0
     for path in left:

@@ -8,7 +8,8 @@ from where the library looks for them (HF_TOKEN, or what ``hf auth login`` left)
 
     {"do": "resolve", "repo": R, "role": "model" | "engram", "revision": REVISION or null}
         → {"commit": C, "files": [[NAME, SIZE, SHA256, GIT], …]}
-    {"do": "fetch", "repo": R, "commit": C, "directory": D, "files": {NAME: SIZE, …}, "workers": N}
+    {"do": "fetch", "repo": R, "commit": C, "directory": D, "files": {NAME: [SIZE, SHA256], …},
+     "workers": N, "large": BYTES}
         → {"bytes": N} as they come, then {"fetched": true}
     whatever goes wrong → {"failed": KIND, "text": TEXT}, and the exit status 1
 """
@@ -22,7 +23,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -32,11 +33,12 @@ from tqdm.auto import tqdm
 
 from launcher.errors import LauncherError
 from launcher.facts.trees import INDEX
+from launcher.weights import resume
 from launcher.weights.choice import chosen
 from launcher.weights.manifest import Role
 
 BEAT = 0.5  # seconds between two lines of progress
-_said = threading.Lock()
+_said, _counted = threading.Lock(), threading.Lock()
 
 
 def say(value: Mapping[str, Any]) -> None:
@@ -62,11 +64,23 @@ class Bytes(tqdm):  # type: ignore[type-arg]
     def update(self, n: float | None = 1) -> bool | None:
         if self.of_bytes:
             self.n += n or 0  # a disabled bar does not count
-            Bytes.most = max(Bytes.most, int(self.n))
-            if (now := time.monotonic()) - Bytes.last >= BEAT:
-                Bytes.last = now
-                say({"bytes": Bytes.most})
+            with _counted:
+                Bytes.most = max(Bytes.most, int(self.n))
+            Bytes.tell()
         return None
+
+    @staticmethod
+    def more(count: int) -> None:
+        """Bytes beside those of a bar."""
+        with _counted:
+            Bytes.most += count
+        Bytes.tell()
+
+    @staticmethod
+    def tell() -> None:
+        if (now := time.monotonic()) - Bytes.last >= BEAT:
+            Bytes.last = now
+            say({"bytes": Bytes.most})
 
 
 def resolve(job: Mapping[str, Any]) -> dict[str, Any]:
@@ -95,14 +109,15 @@ def resolve(job: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def fetch(job: Mapping[str, Any]) -> dict[str, Any]:
-    files: Mapping[str, int] = job["files"]
+    repo, commit, directory = job["repo"], job["commit"], Path(job["directory"])
+    files: dict[str, list[Any]] = job["files"]
 
-    def snapshot(**more: Any) -> Any:
+    def snapshot(names: Iterable[str], **more: Any) -> Any:
         return snapshot_download(
-            job["repo"],
-            revision=job["commit"],
-            local_dir=job["directory"],
-            allow_patterns=list(files),
+            repo,
+            revision=commit,
+            local_dir=directory,
+            allow_patterns=list(names),
             max_workers=job["workers"],
             # Only files that are known to be bad or absent are asked for.
             force_download=True,
@@ -111,16 +126,22 @@ def fetch(job: Mapping[str, Any]) -> dict[str, Any]:
         )
 
     # A bad file goes before its successor comes: first it is seen whether the hub will send that.
-    found = {each.filename: each.file_size for each in snapshot(dry_run=True)}
-    if found != files:
-        odd = sorted(set(found.items()) ^ set(files.items()))[0][0]
+    found = {each.filename: each.file_size for each in snapshot(files, dry_run=True)}
+    wanted = {name: size for name, (size, _) in files.items()}
+    if found != wanted:
+        odd = sorted(set(found.items()) ^ set(wanted.items()))[0][0]
         raise LauncherError(
-            f"the hub would send {found.get(odd, 'no')} bytes of {odd}, not {files.get(odd)}",
+            f"the hub would send {found.get(odd, 'no')} bytes of {odd}, not {wanted.get(odd)}",
             "the files as the manifest has them",
             "remove manifest.json in CACHE_ROOT, then run this again: whole files are kept",
         )
     Bytes.most = 0
-    snapshot()
+    large = resume.large(files, job["large"])
+    if small := set(files) - {each.name for each in large}:
+        snapshot(small)
+    Bytes.more(0)
+    piece = min(resume.PIECE, job["large"])
+    resume.fetch_all(repo, commit, directory, large, job["workers"], Bytes.more, piece)
     return {"fetched": True, "bytes": Bytes.most}
 
 
@@ -145,7 +166,7 @@ def kind_of(error: BaseException) -> str:
             if isinstance(each, errors.RepositoryNotFoundError):
                 return "repository"
             return "busy" if status == 429 else "hub"
-        if isinstance(each, httpx2.HTTPError | errors.XetDownloadError):
+        if isinstance(each, httpx2.HTTPError | errors.XetDownloadError | ConnectionError):
             return "network"
         if isinstance(each, OSError) and each.errno in (errno.ENOSPC, errno.EDQUOT):
             return "disk"

@@ -74,6 +74,7 @@ class Hub:
     workers: int = 8
     said: Callable[[str], None] = lambda line: None
     python: str = sys.executable
+    large: int = 1_000_000_000  # bytes; from here on a file is taken up where it was broken off
 
     def resolve(self, role: Role, repo: str, revision: str | None = None) -> Part:
         """The files of ``repo`` that ``role`` needs, at the commit that ``revision`` (None: its
@@ -99,8 +100,9 @@ class Hub:
             "repo": part.repo,
             "commit": part.revision,
             "directory": str(directory),
-            "files": {name: part.entry(name).size for name in names},
+            "files": {entry.name: [entry.size, entry.sha256] for entry in map(part.entry, names)},
             "workers": self.workers,
+            "large": self.large,
         }
         self._run(job, part.repo, part.role, DAYS, progress)
 

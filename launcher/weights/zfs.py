@@ -214,7 +214,8 @@ def _tool(node: Node) -> Tool:
         if root:
             return tool
         by_sudo = zfs.by_sudo(tool)
-        if node.run([*by_sudo, "list", "-H", "-o", "name"], timeout=ASK).status == 0:
+        sudo = node.run(["sh", "-c", "command -v sudo"], timeout=20).status == 0
+        if sudo and node.run([*by_sudo, "list", "-H", "-o", "name"], timeout=ASK).status == 0:
             return by_sudo
         return tool  # delegated by zfs allow, perhaps: zfs itself says what is not
     raise LauncherError(
