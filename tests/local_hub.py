@@ -39,12 +39,18 @@ class LocalHub:
     at: int = -1  # bytes of files after which `then` is called, once
     then: Callable[[], None] = lambda: None
     asked: list[tuple[str, str]] = field(default_factory=list)  # method, path
+    begun: list[tuple[str, int]] = field(default_factory=list)  # file, first byte that was sent
+    xet: Path | None = None  # large files are served by hf-xet from a store there
     sent: int = 0  # bytes of files
     tokens: set[str] = field(default_factory=set)
+    _hashes: dict[tuple[str, str], str] = field(default_factory=dict)
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def __enter__(self) -> LocalHub:
         hub = self
+        self._hashes = {}
+        if self.xet is not None:
+            self._store(self.xet)
 
         class Handler(_Handler):
             served = hub
@@ -58,6 +64,19 @@ class LocalHub:
     def __exit__(self, *error: object) -> None:
         self._server.shutdown()
         self._server.server_close()
+
+    def _store(self, folder: Path) -> None:
+        """Put the large files where hf-xet's own client finds them: a store in a folder."""
+        import hf_xet
+
+        with hf_xet.XetSession().new_upload_commit(endpoint=f"local://{folder}") as commit:
+            given = {
+                (repo, name): commit.start_upload_bytes(data, hf_xet.SKIP_SHA256)
+                for repo, files in self.repos.items()
+                for name, data in files.items()
+                if name.endswith(LARGE)
+            }
+        self._hashes = {key: each.result().xet_info.hash for key, each in given.items()}
 
     @property
     def url(self) -> str:
@@ -78,6 +97,7 @@ class LocalHub:
 
     def forget(self) -> None:
         self.asked.clear()
+        self.begun.clear()
         self.sent = 0
 
     def count(self, size: int) -> None:
@@ -118,6 +138,14 @@ class _Handler(http.server.BaseHTTPRequestHandler):
             return self._json({"error": "Invalid username or password."}, 401, body)
         for repo, files in hub.repos.items():
             if path.startswith(f"/api/models/{repo}/"):
+                if "/xet-read-token/" in path:
+                    store = {"accessToken": "t", "exp": 1 << 40, "casUrl": f"local://{hub.xet}"}
+                    more = {
+                        "X-Xet-Access-Token": "t",
+                        "X-Xet-Token-Expiration": str(1 << 40),
+                        "X-Xet-Cas-Url": f"local://{hub.xet}",
+                    }
+                    return self._json(store, 200, body, more)
                 if "/tree/" in path:
                     return self._json([self._row(*each) for each in files.items()], 200, body)
                 if "/revision/" in path:
@@ -175,6 +203,10 @@ class _Handler(http.server.BaseHTTPRequestHandler):
         if large:
             self.send_header("X-Linked-Etag", f'"{etag}"')
             self.send_header("X-Linked-Size", str(len(data)))
+        if hashed := self.served._hashes.get((repo, name)):
+            token = f"/api/models/{repo}/xet-read-token/{self.served.commit(repo)}"
+            self.send_header("X-Xet-Hash", hashed)
+            self.send_header("X-Xet-Refresh-Route", self.served.url + token)
         self.send_header("Accept-Ranges", "bytes")
         self.send_header("Content-Length", str(len(data) - start))
         if asked:
@@ -182,6 +214,7 @@ class _Handler(http.server.BaseHTTPRequestHandler):
         self.end_headers()
         if not body:
             return
+        self.served.begun.append((name, start))
         try:
             for at in range(start, len(data), PIECE):
                 piece = data[at : at + PIECE]

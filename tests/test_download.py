@@ -105,6 +105,7 @@ class Head:
 
     root: Path
     hub: LocalHub
+    large: int = 1_000_000_000
     out: io.StringIO = field(default_factory=io.StringIO)
     environ: dict[str, str] = field(default_factory=dict)
 
@@ -126,6 +127,7 @@ class Head:
             hub.environment(environ, fast=False),
             workers=2,
             said=lambda line: said.text("download", line),
+            large=self.large,
         )
         return Job(
             node=LocalNode("head"),
@@ -328,6 +330,59 @@ def test_a_download_killed_at_ten_points_goes_on_with_what_is_not_whole(tmp_path
         assert not list(head.model.glob(".cache/huggingface/download/*.incomplete"))
 
 
+def big(size: int, **more: Any) -> LocalHub:
+    return LocalHub({MODEL: model(shards=2, size=size), ENGRAM: native()}, **more)
+
+
+def test_a_large_file_of_a_killed_download_is_taken_up_where_it_was(tmp_path: Path) -> None:
+    with big(40_000_000) as running:
+        head = Head(tmp_path, running, large=1_000_000)
+        head.settle(files=False)
+        running.then = lambda: [each.kill() for each in fetchers()]  # type: ignore[assignment]
+        for point in range(3):
+            running.at = running.sent + 26_000_000 + point  # written by 10 MiB
+            with pytest.raises(HubError):
+                bring(head.job())
+        running.at = -1
+        bring(head.job())
+        name = "model-00002-of-00002.safetensors"
+        for shard in ("model-00001-of-00002.safetensors", name):
+            assert (head.model / shard).read_bytes() == running.repos[MODEL][shard]
+        starts = [start for _, start in running.begun if start]
+        assert starts and all(start % 1_000_000 == 0 for start in starts)
+        assert list((head.model / download.PARTIAL).iterdir()) == []
+        # A token that the hub's own address needs goes with a range, too.
+        running.token = head.environ["HF_TOKEN"] = "hf_right"
+        (head.model / name).write_bytes(b"cut")
+        bring(head.job())
+        assert (head.model / name).read_bytes() == running.repos[MODEL][name]
+
+
+@pytest.mark.parametrize("large", [1_000_000, 1_000_000_000])
+def test_hf_xet_brings_large_files_and_takes_them_up(tmp_path: Path, large: int) -> None:
+    """By its real client from a store of its own in a folder, by both ways."""
+    with big(6_000_000, xet=tmp_path / "store") as running:
+        head = Head(tmp_path, running, large=large)
+        head.settle(files=False)
+        name = "model-00001-of-00002.safetensors"
+        digest = hashlib.sha256(running.repos[MODEL][name]).hexdigest()
+        begun = head.model / download.PARTIAL / f"{digest}.part"
+        begun.parent.mkdir(parents=True)
+        begun.write_bytes(bytes(2_345_678))  # it is gone on with, and the sums see what it was
+        bring(head.job())
+        for shard in (name, "model-00002-of-00002.safetensors"):
+            assert (head.model / shard).read_bytes() == running.repos[MODEL][shard]
+        assert not [shard for shard, _ in running.begun if "-of-00002" in shard]
+        # What was there was gone on with, and the sums saw it; hf-xet's own way begins anew.
+        log = (head.root / "record" / "log.txt").read_text()
+        assert ("round role=model  came=6  left=1" in log) == (large == 1_000_000)
+        begun.write_bytes(running.repos[MODEL][name][:2_345_678])
+        (head.model / name).unlink()
+        bring(head.job())
+        assert (head.model / name).read_bytes() == running.repos[MODEL][name]
+        assert "left=1" not in (head.root / "record" / "log.txt").read_text()[len(log) :]
+
+
 def test_a_lost_connection_is_taken_up_again_within_a_run(head: Head) -> None:
     head.settle(files=False)
     calls = 0
@@ -479,9 +534,14 @@ def test_room_is_counted_before_a_file_is_touched_with_what_is_there(head: Head)
 def test_half_files_of_a_killed_download_go_unless_somebody_writes_them(tmp_path: Path) -> None:
     folder = tmp_path / ".cache" / "huggingface" / "download"
     folder.mkdir(parents=True)
+    ours = tmp_path / download.PARTIAL
+    ours.mkdir(parents=True)
+    kept, old = ours / f"{'a' * 64}.part", ours / f"{'b' * 64}.part"
+    part = Part("model", "", "", (Entry("x", 9, sha256="a" * 64),))
     dead, alive = folder / "a.1.incomplete", folder / "b.2.incomplete"
-    dead.write_bytes(b"x")
+    for path in (dead, kept, old):
+        path.write_bytes(b"x")
     with alive.open("wb"):
-        assert download.clean(tmp_path) == 1
-        assert (dead.exists(), alive.exists()) == (False, True)
-    assert download.clean(tmp_path) == 1
+        assert download.clean(tmp_path, part) == 2
+        assert [p.exists() for p in (dead, alive, kept, old)] == [False, True, True, False]
+    assert download.clean(tmp_path, part) == 1
