@@ -22,6 +22,7 @@ from base64 import b64encode
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -36,6 +37,7 @@ from launcher.image.registry import Absent, Login, OutOfReach
 from launcher.image.store import split
 from launcher.settings.secret import Secret
 from launcher.settings.table import TABLE
+from launcher.steps.parity import LOG, Parity
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -575,6 +577,44 @@ def test_each_way_not_to_agree() -> None:
         "the checkpoint's index differs: abc on the head, xyz on the worker"
     ]
     assert len(told([], [])) == 2
+
+
+def test_what_was_skipped_is_not_proven(tmp_path: Path) -> None:
+    def never(*given: Any) -> Any:
+        raise AssertionError("a node was asked")
+
+    def done(skip: str) -> bool:
+        settings = settings_of(tmp_path, f"SKIP_OVERLAY_VERIFY={skip}\n")
+        ctx: Any = SimpleNamespace(logs=tmp_path, settings=settings)
+        return parity.done(ctx)
+
+    parity = Parity(runtime=never, image=never, index=never)
+    log = tmp_path / LOG
+    assert not done("0") and not done("1")  # nothing was ever done
+    said: list[str] = []
+    ctx: Any = SimpleNamespace(
+        logs=tmp_path,
+        settings=settings_of(tmp_path, "SKIP_OVERLAY_VERIFY=1\n"),
+        console=SimpleNamespace(warn=said.append),
+        record=SimpleNamespace(event=lambda *words: None),
+    )
+    parity.do(ctx)
+    assert "NOT checked on either node: EXL3's kernels, Engram's rows" in said[0]
+    assert done("1") and not done("0")
+    log.write_text('head: {"check": "one", "ok": true}\n')
+    assert done("0") and done("1")
+
+
+def test_the_image_or_the_checkpoint_changed_is_checked_again(tmp_path: Path) -> None:
+    index = tmp_path / "index"
+    seen = set()
+    for layers, text in (("a", "1"), ("b", "1"), ("a", "2")):
+        index.write_text(text)
+        step = Parity(runtime=lambda ctx: None, image=lambda: layers, index=lambda: index)  # type: ignore  # noqa: B023
+        none: Any = None
+        seen.add(step.inputs(none))
+        assert step.inputs(none) in seen
+    assert len(seen) == 3
 
 
 def test_the_self_check_of_the_overlay_speaks_as_it_is_read() -> None:
