@@ -163,7 +163,7 @@ class Nfs:
         work = self.work
         commands = nfs.on_host(self.export, work.settings.text("NFS_CONTAINER"))
         root = os.geteuid() == 0
-        if not root and work.head.run(["sudo", "-n", "true"], timeout=ASK).status:
+        if not root and work.head.run(["sh", "-c", "sudo -n true"], timeout=ASK).status:
             if not self._silent():
                 return  # done by hand earlier; the worker's reading will tell
             raise LauncherError(
