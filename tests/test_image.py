@@ -34,7 +34,7 @@ from launcher.image import build, decide, identity, pipe, registry, results, sta
 from launcher.image.decide import Flags, Found
 from launcher.image.reference import HUB, Reference, reference
 from launcher.image.registry import Absent, Login, OutOfReach
-from launcher.image.store import split
+from launcher.image.store import ImageStore, PullFailed, split
 from launcher.settings.secret import Secret
 from launcher.settings.table import TABLE
 from launcher.steps.parity import LOG, Parity
@@ -445,6 +445,42 @@ def test_nobody_there_and_no_registry_there(hub: Hub) -> None:
     hub.server.server_close()
     with pytest.raises(OutOfReach, match="cannot be connected to"):
         hub.ask()
+
+
+# ---- a daemon ----
+
+
+class Pulling:
+    """A Docker client whose pulls say what they were told to."""
+
+    def __init__(self, *lines: dict[str, Any]) -> None:
+        self.lines = lines
+        self.given: dict[str, Any] = {}
+        self.api = self
+        self.timeout = 0
+
+    def pull(self, name: str, **given: Any) -> Iterator[dict[str, Any]]:
+        self.given = {"name": name, **given}
+        yield from self.lines
+
+    def close(self) -> None:
+        pass
+
+
+def test_a_pull_that_breaks_off_is_told_apart_and_its_login_is_its_registry_s() -> None:
+    half = {"status": "Downloading", "id": "a", "progressDetail": {"current": 1, "total": 4 << 30}}
+    said: list[str] = []
+    login = Login("me", Secret(TOKEN))
+    client = Pulling(half, {"error": "unexpected EOF"})
+    store = ImageStore("head", lambda: client)  # type: ignore[arg-type, return-value]
+    with pytest.raises(PullFailed, match="unexpected EOF"):
+        store.pull("ghcr.io/a/b:c", "", login, said.append)
+    assert said == ["Downloading, 0.00 of 4.29 GB known so far"]
+    assert client.given["auth_config"] == {"username": "me", "password": TOKEN}
+    assert (client.given["name"], client.given["tag"]) == ("ghcr.io/a/b", "c")
+    client.lines = (half,)
+    store.pull("r.io/a/b:c", "linux/arm64", login, said.append)
+    assert client.given["auth_config"] is None and client.given["platform"] == "linux/arm64"
 
 
 # ---- a tar on its way ----

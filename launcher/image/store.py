@@ -75,7 +75,8 @@ class ImageStore:
             auth = {"username": login.user, "password": login.token.reveal()}
         base, tag = split(name)
 
-        def ask(client: docker.DockerClient) -> None:
+        def ask(client: docker.DockerClient) -> str:
+            """What went wrong, in the daemon's words; "" if nothing did."""
             client.api.timeout = SILENCE
             said = client.api.pull(
                 base, tag=tag, stream=True, decode=True, auth_config=auth, platform=platform or None
@@ -83,15 +84,18 @@ class ImageStore:
             progress = _Progress()
             for line in said:
                 if "error" in line:
-                    raise PullFailed(" ".join(str(line["error"]).split()))
+                    return " ".join(str(line["error"]).split()) or "an error without words"
                 say(progress.told(line))
+            return ""
 
         try:
-            self._call(ask, f"pulling {name}", PULL)
+            wrong = self._call(ask, f"pulling {name}", PULL)
         except LauncherError as error:
             if isinstance(error.__cause__, APIError):
                 raise PullFailed(error.found) from error
             raise
+        if wrong:
+            raise PullFailed(wrong)
 
     def _call(
         self,
