@@ -32,7 +32,8 @@ VERBS: Mapping[str, tuple[str, Callable[[App, argparse.Namespace], int] | None]]
     "start": ("serve from two Sparks; the verb when none is given", verbs.start),
     "doctor": ("look at both Sparks and the link between them; changes nothing", verbs.doctor),
     "plan": ("will it fit: memory of this pair, or of other machines", verbs.plan),
-    "download": ("fetch the weights (not built yet)", verbs.download),
+    "download": ("fetch the weights onto this head, also while a model serves", verbs.download),
+    "share": ("export the weights to the worker by NFS, beside whatever serves", verbs.share),
     "pack": ("write each rank's Engram rows into files that are read faster", verbs.pack),
     "tune": ("measure the kernels' launches on this pair's GPU, once, some minutes", verbs.tune),
     "status": ("how the deployment stands: 0 serving, 4 starting, 3 half up, 1 down", verbs.status),
@@ -46,7 +47,7 @@ VERBS: Mapping[str, tuple[str, Callable[[App, argparse.Namespace], int] | None]]
     "help": ("this text", None),
 }
 WITH_SETTINGS = {
-    "rehearse", "start", "doctor", "plan", "download", "pack", "tune", "restart", "config",
+    "rehearse", "start", "doctor", "plan", "download", "share", "pack", "tune", "restart", "config",
 }  # fmt: skip
 
 
@@ -135,8 +136,9 @@ def usage() -> str:
     return (
         "usage: ./start.sh [VERB] [OPTIONS]\n\n"
         f"{rows}\n\n"
-        "./start.sh VERB --help shows the options of a verb. start, rehearse, pack, restart,\n"
-        "doctor, plan and config take --set KEY=VALUE … : settings for this run, above .env's."
+        "./start.sh VERB --help shows the options of a verb. start, rehearse, download, share,\n"
+        "pack, restart, doctor, plan and config take --set KEY=VALUE … : settings for this run,\n"
+        "above .env's."
     )
 
 
@@ -171,6 +173,11 @@ def parser(verb: str) -> argparse.ArgumentParser:
             "--verify", action="store_true", help="compare every row with the shards; writes none"
         )
         made.add_argument("--rehearsal", action="store_true", help="the rehearsal's tables")
+    if verb == "download":
+        made.add_argument(
+            "--update", action="store_true", help="settle on the repositories' newest commits"
+        )
+        made.add_argument("--verify", action="store_true", help="make every checksum anew")
     if verb == "plan":
         from launcher.plan import verb as planning
 
@@ -231,6 +238,9 @@ def _say_interrupted(app: App, verb: str) -> None:
         return
     if verb == "tune":
         app.console.warn("broken off; both nodes have the launch table that they had")
+        return
+    if verb == "download":
+        app.console.warn("broken off; whole files are kept. Next: ./start.sh download goes on")
         return
     with contextlib.suppress(LauncherError, OSError):
         left = verbs.running_on(app)

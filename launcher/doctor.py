@@ -152,7 +152,11 @@ def node(survey: Survey) -> list[Line]:
         say("docker", f"{docker.version} ({docker.store}), {running} containers run")
         if isinstance(docker.image, Image):
             layers = len(docker.image.layers)
-            say("image", f"{docker.image.os}/{docker.image.architecture}, {layers} layers")
+            stamp = f", recipe {docker.image.stamp[:12]}" if docker.image.stamp else ""
+            platform = f"{docker.image.os}/{docker.image.architecture}"
+            say("image", f"{platform}, {layers} layers{stamp}")
+        elif docker.image is None:
+            say("image", "none of that name")
     if not isinstance(survey.memory, Missing):
         memory = survey.memory
         say(

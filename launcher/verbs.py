@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from launcher import lock, rehearsal
 from launcher.app import PAIR, REHEARSAL, App
 from launcher.clock import span
-from launcher.errors import LauncherError, UsageError
+from launcher.errors import LauncherError
 from launcher.packing import run as packer
 from launcher.pair import aftermath
 from launcher.record import Record
@@ -22,6 +22,8 @@ from launcher.smoke.target import target
 from launcher.standing import Report, standing
 from launcher.steps import runner
 from launcher.steps.base import PREFLIGHT, ROLES, Context, Step
+from launcher.steps.download import LOCK as DOWNLOAD_LOCK
+from launcher.steps.download import STEP as DOWNLOAD
 from launcher.steps.launch import GRACE, end, stop_all
 from launcher.steps.ready import api_of
 
@@ -57,7 +59,7 @@ def restart(app: App, args: argparse.Namespace) -> int:
         # All that can be refused is refused while the old ranks still serve.
         ctx, steps = _built(app, recorded.name, args)
         for step in steps:
-            if step.key == PREFLIGHT:
+            if step.key in (PREFLIGHT, DOWNLOAD):
                 step.do(ctx)
         ctx.plan("any", 1)
         end(ctx)
@@ -126,7 +128,7 @@ def pack(app: App, args: argparse.Namespace) -> int:
         else:
             from launcher.pair import packing  # Docker's and paramiko's libraries
 
-            jobs, again = packing.jobs(app, settings), "./start.sh pack"
+            jobs, again = packing.jobs(app, settings, record), "./start.sh pack"
         try:
             packer.pack(jobs, args.verify, app.console, record, again)
         except LauncherError as error:
@@ -139,6 +141,12 @@ def pack(app: App, args: argparse.Namespace) -> int:
     elif not args.verify:
         app.console.say(f"next: {up} uses them by itself; ranks that serve are started anew")
     return 0
+
+
+def share(app: App, args: argparse.Namespace) -> int:
+    from launcher.pair import weights  # Docker's and paramiko's libraries
+
+    return weights.share(app, args)
 
 
 def plan(app: App, args: argparse.Namespace) -> int:
@@ -197,11 +205,27 @@ def logs(app: App, args: argparse.Namespace) -> int:
 
 
 def download(app: App, args: argparse.Namespace) -> int:
-    raise UsageError(
-        "downloading the weights is not built yet",
-        "the files in MODEL_HOST and ENGRAM_SRC, put there by hand; the rehearsal makes its own",
-        "fetch them with huggingface_hub's own command line, or ./start.sh rehearse",
-    )
+    """The weights on this head, beside whatever serves. The worker is not contacted."""
+    from launcher.pair import download as downloading  # Docker's library
+    from launcher.weights.download import bring
+
+    with lock.hold(app.logs / DOWNLOAD_LOCK, "download"):
+        settings = app.settings(args.set, deployment=PAIR)
+        record = app.open_run()
+        job = downloading.job(app, settings, record, fresh=args.verify)
+        began = time.monotonic()
+        try:
+            manifest = bring(job, ask=True, update=args.update)
+            downloading.mountable(job, settings, manifest)
+        except LauncherError as error:
+            error.log = error.log or record.folder / "log.txt"
+            raise
+    app.console.say(f"the weights are whole and right ({span(time.monotonic() - began)})", "good")
+    if app.store.load().deployment is not None:
+        app.console.say("what serves now goes on with what it has loaded")
+    else:
+        app.console.say("next: ./start.sh")
+    return 0
 
 
 def _built(app: App, name: str, args: argparse.Namespace) -> tuple[Context, Sequence[Step]]:

@@ -24,7 +24,7 @@ import pytest
 import stub_launcher
 from test_state import DEPLOYMENT
 
-from launcher import cli, ports
+from launcher import cli, lock, ports
 from launcher.state import Store
 
 HERE = Path(__file__).resolve().parent
@@ -261,6 +261,17 @@ def test_nobody_is_contacted_from_a_machine_that_is_not_the_head(
     assert "HEAD_IP 192.0.2.1 is no address of this machine" in refused.said
 
 
+def test_a_download_runs_once_at_a_time_and_beside_whatever_serves(checkout: Checkout) -> None:
+    quiet = ["AUTO_DOWNLOAD=0", f"CACHE_ROOT={checkout.root}/cache"]
+    with lock.hold(checkout.logs / "lock", "start"):  # a start is at work
+        ran = checkout.run("download", "--set", *quiet)
+    assert ran.code == 1
+    assert "the checkpoint" in ran.said and "(MODEL_HOST), does not exist" in ran.said
+    assert "log:" in ran.said
+    with lock.hold(checkout.logs / "download.lock", "download"):
+        assert "another launcher is at work" in checkout.run("download", "--set", *quiet).said
+
+
 @pytest.mark.parametrize(
     ("words", "said"),
     [
@@ -268,7 +279,6 @@ def test_nobody_is_contacted_from_a_machine_that_is_not_the_head(
         (["rehearsal"], "did you mean rehearse?"),
         (["start", "--set", "KV_BLOCK_SIZE=128"], "32 or 64"),
         (["start", "--set", "WORKER_SSH=a b"], "'a b' as the host"),
-        (["download"], "./start.sh rehearse"),
         (["rehearse", "--set", "PORTT=1"], "did you mean PORT?"),
         (["logs", "third"], "invalid choice"),
         (["smoke", "--url", "https://127.0.0.1:8888"], "http://HOST:PORT"),

@@ -219,6 +219,29 @@ def test_another_revision_on_the_worker() -> None:
     ).found  # fmt: skip
 
 
+def test_what_a_step_brings_is_not_demanded_before_it() -> None:
+    absent = Tree(exists=False)
+    head = replace(HEAD, model=absent, engram=absent)
+    worker = replace(WORKER, model=absent, engram=absent)
+    brought = replace(GIVEN, weights_needed=())
+    assert [each for each in checked(head, worker, brought) if each.topic == "weights"] == []
+    for given, names in ((("head",), {"head"}), (("worker",), {"worker"})):
+        found = checked(head, worker, replace(GIVEN, weights_needed=given))
+        told = [each.found for each in found if each.topic == "weights"]
+        assert len(told) == 2 and all(f"of the {name}" in t for t in told for name in names)
+
+
+def test_which_weights_must_be_there_is_a_matter_of_flags(tmp_path: Path) -> None:
+    def needed_of(text: str) -> tuple[str, ...]:
+        return Given.of(settings_of(tmp_path, text), OWNER).weights_needed
+
+    assert needed_of("") == ()
+    assert needed_of("AUTO_DOWNLOAD=0\n") == ("head",)
+    copied = "AUTO_DOWNLOAD=0\nSKIP_SYNC=1\nWEIGHT_SYNC="
+    assert needed_of(copied + "rsync\n") == ("head", "worker")
+    assert needed_of(copied + "nfs\n") == ("head",)  # the worker mounts the head's
+
+
 def test_a_directory_that_cannot_be_read() -> None:
     assert "does not exist" in only(survey("head", model=Tree(exists=False))).found
     tree = Tree(exists=True, readable=False)
@@ -377,6 +400,18 @@ def test_memory_on_both_nodes() -> None:
     assert "110.1 GiB" in findings[1].needed
     unknown = only(worker=survey("worker", memory=Missing("no answer within 5 s")))
     assert "no answer within 5 s" in unknown.found
+
+
+def test_before_a_download_only_the_published_checkpoint_s_memory_is_known() -> None:
+    absent = Tree(exists=False)
+    brought = replace(GIVEN, weights_needed=())
+
+    small = replace(short("head"), model=absent)
+
+    def told(published: bool) -> list[str]:
+        return [each.topic for each in checked(small, given=replace(brought, published=published))]
+
+    assert told(True) == ["memory"] and told(False) == []
 
 
 def test_memory_that_our_own_rank_holds() -> None:

@@ -13,8 +13,9 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import PurePosixPath
-from typing import Any
+from typing import Any, Literal
 
+from launcher.commands.nfs import Volume
 from launcher.deployment import Rank, Role
 from launcher.errors import UsageError
 from launcher.settings.values import Settings
@@ -33,14 +34,37 @@ STOP_TIMEOUT = 60  # seconds that Docker itself gives it, when it is not the lau
 
 @dataclass(frozen=True)
 class Mount:
+    """A path of the node; with ``volume`` that volume, whose name ``source`` is then."""
+
     source: str
     target: str
     read_only: bool = True
+    volume: Volume | None = None
 
     def __post_init__(self) -> None:
+        if self.volume is not None:
+            if self.source != self.volume.name or not self.target.startswith("/"):
+                raise ValueError(f"{self.source!r} on {self.target!r} is not {self.volume.name}")
+            if self.volume.options.get("type") != "nfs" or not self.read_only:
+                raise ValueError(f"volume {self.source!r} is not of type nfs, to be read only")
+            return
         # Docker takes a source without a slash for the name of a volume, which it makes, empty.
         if not self.source.startswith("/") or not self.target.startswith("/"):
             raise ValueError(f"a mount needs absolute paths: {self.source!r} on {self.target!r}")
+
+    def told(self) -> dict[str, Any]:
+        """As Docker's API has it. Of type "bind" a missing source is an error; a missing volume
+        would be made, so it goes with its options: it can never be an empty one."""
+        told: dict[str, Any] = {
+            "Type": "bind" if self.volume is None else "volume",
+            "Source": self.source,
+            "Target": self.target,
+            "ReadOnly": self.read_only,
+        }
+        if self.volume is not None:
+            driver = {"Name": "local", "Options": dict(self.volume.options)}
+            told["VolumeOptions"] = {"NoCopy": True, "DriverConfig": driver}
+        return told
 
 
 @dataclass(frozen=True)
@@ -57,6 +81,7 @@ class NodePlace:
     devices  device nodes that exist there and that the container gets.
     mounts   beside the model, the tables and the caches.
     packed_dir  packed rows; empty: the rank has none.
+    volumes  mounted in place of model_dir and engram_dir: made and proven by the weights step.
     """
 
     model_dir: str
@@ -69,6 +94,13 @@ class NodePlace:
     gpus: bool = True
     mounts: tuple[Mount, ...] = ()
     packed_dir: str = ""
+    volumes: Mapping[Literal["model", "engram"], Volume] = field(default_factory=dict)
+
+    def mount_of(self, what: Literal["model", "engram"]) -> Mount:
+        """Of the checkpoint or the tables, at its place in a container."""
+        path, target = {"model": (self.model_dir, MODEL), "engram": (self.engram_dir, ENGRAM)}[what]
+        volume = self.volumes.get(what)
+        return Mount(path, target) if volume is None else Mount(volume.name, target, True, volume)
 
 
 @dataclass(frozen=True)
@@ -124,16 +156,7 @@ class Container:
             # systemd reloads.
             "devices": [f"{path}:{path}:rwm" for path in self.devices],
             "device_requests": every_gpu if self.gpus else [],
-            # Of type "bind" a missing source is an error; as volumes Docker would make it.
-            "mounts": [
-                {
-                    "Type": "bind",
-                    "Source": mount.source,
-                    "Target": mount.target,
-                    "ReadOnly": mount.read_only,
-                }
-                for mount in self.mounts
-            ],
+            "mounts": [mount.told() for mount in self.mounts],
             "restart_policy": {"Name": "no"},
             # Its log is read through Docker, so it must be of a kind that can be read.
             "log_config": {"type": "json-file", "config": {"max-size": "64m", "max-file": "4"}},
@@ -159,8 +182,8 @@ def container(
     triton = place.triton_cache or str(cache / "triton")
     tilelang = place.tilelang_cache or str(cache / "tilelang")
     mounts = [
-        Mount(place.model_dir, MODEL),
-        Mount(place.engram_dir, ENGRAM),
+        place.mount_of("model"),
+        place.mount_of("engram"),
         Mount(vllm, f"{CACHE}/vllm", read_only=False),
         Mount(triton, f"{CACHE}/triton", read_only=False),
         Mount(tilelang, f"{CACHE}/tilelang", read_only=False),

@@ -11,16 +11,20 @@ from launcher.facts.base import Missing
 LAUNCH = "dsv41.launch"
 ROLE = "dsv41.role"
 OWNER = "dsv41.owner"
+STAMP = "dsv41.recipe.stamp"
 
 
 @dataclass(frozen=True)
 class Image:
-    """``layers`` are the diff ids in order: an Id differs between Docker's stores."""
+    """``layers`` are the diff ids in order: an Id differs between Docker's stores. ``stamp`` is of
+    the recipe it was built by, ``size`` in bytes as the daemon counts."""
 
     id: str
     layers: tuple[str, ...]
     architecture: str
     os: str
+    stamp: str = ""
+    size: int = 0
 
 
 @dataclass(frozen=True)
@@ -99,6 +103,8 @@ def image(attrs: Mapping[str, Any]) -> Image:
         layers=tuple((attrs.get("RootFS") or {}).get("Layers") or ()),
         architecture=str(attrs.get("Architecture") or ""),
         os=str(attrs.get("Os") or ""),
+        stamp=str(((attrs.get("Config") or {}).get("Labels") or {}).get(STAMP) or ""),
+        size=int(attrs.get("Size") or 0),
     )
 
 

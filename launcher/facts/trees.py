@@ -10,7 +10,7 @@ CONFIG = "config.json"
 INDEX = "model.safetensors.index.json"
 
 # The Engram tables; of a whole original checkpoint only the shards that hold them are needed.
-_TABLES = r"layers\.[0-9]+\.engram\.(embed\.(weight|scale)|embed_tokens\.(weight|weight_scale_inv))"
+TABLES = r"layers\.[0-9]+\.engram\.(embed\.(weight|scale)|embed_tokens\.(weight|weight_scale_inv))"
 
 
 @dataclass(frozen=True)
@@ -53,7 +53,7 @@ class TreesFact:
         'grep -o \'"total_size"[[:space:]]*:[[:space:]]*[0-9]*\' "$i" | head -n 1; '
         'grep -oE \'"[^"]*\\.safetensors"\' "$i" | sort -u | '
         "sed 's/^\"\\(.*\\)\"$/shard \\1/'; "
-        f'grep -oE \'{_TABLES}"[[:space:]]*:[[:space:]]*"[^"]*\\.safetensors"\' "$i" | '
+        f'grep -oE \'{TABLES}"[[:space:]]*:[[:space:]]*"[^"]*\\.safetensors"\' "$i" | '
         'sed \'s/.*"\\([^"]*\\)"$/table \\1/\' | sort -u ); '
         f'( cd -- "$q" && for f in {CONFIG} {INDEX}; do '
         '[ -r "$f" ] && sha256sum "$f" | sed "s/^/sha /"; done ); done; true'

@@ -44,7 +44,7 @@ def packer(rank: Rank, settings: Settings, place: NodePlace, owner: str) -> Cont
         argv=rank.argv,
         env=dict(rank.env),
         labels={LAUNCH: rank.env["SPARK_LAUNCH_ID"], ROLE: rank.role, PACKER: owner},
-        mounts=(Mount(place.engram_dir, ENGRAM), Mount(place.packed_dir, PACKED, read_only=False)),
+        mounts=(place.mount_of("engram"), Mount(place.packed_dir, PACKED, read_only=False)),
         devices=(),
         gpus=False,
         ulimits=(),

@@ -21,6 +21,9 @@ from launcher.facts.base import Missing
 from launcher.findings import Finding
 from launcher.nodes.base import Node
 from launcher.pair import aftermath, look, margin, reach
+from launcher.pair import download as downloading
+from launcher.pair import image as images
+from launcher.pair import weights as sharing
 from launcher.pair.preflight import PairPreflight, Sight
 from launcher.pair.site import site
 from launcher.preflight.memory import needed, per_rank
@@ -28,13 +31,18 @@ from launcher.record import Record
 from launcher.settings.values import Settings
 from launcher.steps.base import Context, Step
 from launcher.steps.check import Check
+from launcher.steps.download import Download
 from launcher.steps.guard import MemoryGuard, Post
+from launcher.steps.image import ImageStep
 from launcher.steps.launch import Launch
 from launcher.steps.ready import Ready
 from launcher.steps.warmup import Warmup
 from launcher.steps.watcher import Watcher
+from launcher.steps.weights import Taken, Weights
 from launcher.survey import Survey
 from launcher.tuning import table
+from launcher.weights.backend import Work
+from launcher.weights.download import bring
 
 POLL = 1.0  # seconds: each look asks two daemons
 
@@ -43,6 +51,13 @@ def build(app: App, settings: Settings, record: Record) -> tuple[Context, Sequen
     """The context and the steps, in boot order, of ``start``. Contacts nobody."""
     pair = look.Pair.of(app, settings)
     sight = Sight()
+    weights = downloading.Weights()
+    taken = Taken()
+
+    def fetch() -> None:
+        job = downloading.job(app, settings, record)
+        weights.manifest = bring(job)
+        weights.directories = downloading.mountable(job, settings, weights.manifest)
 
     def seen() -> look.Seen:
         if sight.seen is None:
@@ -58,14 +73,11 @@ def build(app: App, settings: Settings, record: Record) -> tuple[Context, Sequen
         return deploy(settings, there, launch_id)
 
     def describe(rank: Rank) -> Container:
-        found = seen().head if rank.role == "head" else seen().worker
         mark = plan(rank.env["SPARK_LAUNCH_ID"], settings.int("MASTER_PORT")).fingerprint
         return container(
             rank,
             settings,
-            with_table(
-                with_packs(settings, seen(), rank.role, place(settings, rank.role, found)), found
-            ),
+            with_packs(settings, seen(), rank.role, at(rank.role)),
             owner=pair.at.owner,
             fingerprint=mark,
         )
@@ -79,7 +91,7 @@ def build(app: App, settings: Settings, record: Record) -> tuple[Context, Sequen
 
     def room(ctx: Context) -> list[Finding]:
         """The memory of both nodes when the old ranks are gone."""
-        need = needed(seen().given.margin, per_rank(seen().head))
+        need = needed(seen().given.margin, weights.per_rank() or per_rank(seen().head))
         drop = settings.flag("DSV41_DROP_PAGE_CACHE")
         return margin.before_launch(nodes, need, drop, app.console)
 
@@ -88,6 +100,20 @@ def build(app: App, settings: Settings, record: Record) -> tuple[Context, Sequen
         folder = PurePosixPath(place(settings, role, found).cache_root) / "memguard"
         return Post(nodes[role], folder, (container_name(settings, role),))
 
+    def at(role: Role) -> NodePlace:
+        survey = seen().head if role == "head" else seen().worker
+        found = with_table(place(settings, role, survey), survey)
+        return weights.placed(found) if role == "head" else replace(found, volumes=taken.volumes())
+
+    def work(ctx: Context) -> Work:
+        return sharing.work(
+            app, pair, seen(), settings, record, at("head"), at("worker"), weights.manifest
+        )
+
+    def rests_on() -> dict[str, str]:
+        return {"weights": weights.manifest.key() if weights.manifest else ""}
+
+    brought = images.bring(app, pair, settings, record)
     ctx = Context(
         name=PAIR,
         root=app.root,
@@ -108,9 +134,18 @@ def build(app: App, settings: Settings, record: Record) -> tuple[Context, Sequen
     guard = MemoryGuard(posts=lambda ctx: {"head": post("head"), "worker": post("worker")})
     steps: list[Step] = [
         PairPreflight(pair=pair, sight=sight, check=check),
+        Download(bring=fetch),
+        ImageStep(bring=lambda ctx: brought),
+        Weights(work=work, ways=sharing.ways, taken=taken),
+        images.parity(app, pair, settings, brought, at, ("image", "weights")),
         # The ports were looked at from the head's own list: the container, as root, may open those
         # that this user may not.
-        Launch(needs=(), master_port=settings.int("MASTER_PORT"), check=room),
+        Launch(
+            needs=("image", "weights", "parity"),
+            master_port=settings.int("MASTER_PORT"),
+            check=room,
+            rests_on=rests_on,
+        ),
         Watcher(),
         *([guard] if settings.flag("DSV41_MEM_GUARD") else []),
         Ready(poll=POLL),

@@ -13,8 +13,10 @@ from launcher.packing import container
 from launcher.packing.container import ContainerJob, name_of
 from launcher.packing.run import Job
 from launcher.pair import look, reach
+from launcher.pair import weights as sharing
 from launcher.pair.build import place
-from launcher.preflight.weights import engram_sources
+from launcher.preflight.weights import BOTH, engram_sources
+from launcher.record import Record
 from launcher.settings import pair_rules
 from launcher.settings.values import Settings
 
@@ -22,7 +24,7 @@ from launcher.settings.values import Settings
 TOPICS = ("ssh", "node", "docker", "image")
 
 
-def jobs(app: App, settings: Settings) -> Sequence[Job]:
+def jobs(app: App, settings: Settings, record: Record) -> Sequence[Job]:
     """The packers of both ranks. Asks both nodes; raises LauncherError with all that is missing."""
     pair_rules.require(settings)
     pair = look.Pair.of(app, settings)
@@ -36,6 +38,10 @@ def jobs(app: App, settings: Settings) -> Sequence[Job]:
     found = {"head": seen.head, "worker": seen.worker}
     roles: tuple[Role, Role] = ("head", "worker")
     places = {role: place(settings, role, found[role]) for role in roles}
+    known, places["head"] = sharing.of_head(app, settings, record, places["head"])
+    of = sharing.work(app, pair, seen, settings, record, places["head"], places["worker"], known)
+    way = sharing.ready(of)
+    places["worker"] = replace(places["worker"], volumes=way.mounts().volumes)
 
     def describe(rank: Rank) -> Container:
         return container.packer(rank, settings, places[rank.role], pair.at.owner)
@@ -48,5 +54,8 @@ def jobs(app: App, settings: Settings) -> Sequence[Job]:
 
 
 def obstacles(seen: look.Seen) -> list[Finding]:
-    wrong = [each for each in stopping(seen.findings()) if each.topic in TOPICS]
-    return wrong or engram_sources(seen.head, seen.worker)
+    # Packing brings no image: the start does, or did.
+    strict = replace(seen, given=replace(seen.given, image_needed=("head", "worker")))
+    wrong = [each for each in stopping(strict.findings()) if each.topic in TOPICS]
+    worker = "worker" in seen.given.weights_needed
+    return wrong or engram_sources(seen.head, seen.worker, BOTH if worker else ("head",))

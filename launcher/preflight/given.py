@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from launcher.image.decide import Flags
 from launcher.link import Wanted
+from launcher.settings.table import TABLE
 from launcher.settings.values import Settings
 
 
@@ -38,6 +40,12 @@ class Given:
     head_needs: tuple[Need, ...] = ()
     worker_needs: tuple[Need, ...] = ()
     kept: tuple[str, ...] = ()  # names of our containers that are recorded
+    # Whose image must be there already: nothing may bring it. Both for what serves no pair.
+    image_needed: tuple[str, ...] = ("head", "worker")
+    # Whose weights must be there already, likewise.
+    weights_needed: tuple[str, ...] = ("head", "worker")
+    # Whether the checkpoint is the published one: what its ranks weigh is known beforehand.
+    published: bool = True
 
     @classmethod
     def of(
@@ -48,6 +56,8 @@ class Given:
         worker_needs: tuple[Need, ...] = (),
         kept: tuple[str, ...] = (),
     ) -> Given:
+        # Otherwise the worker may mount the head's: the weights step tells.
+        copied = settings.text("WEIGHT_SYNC") in ("zfs", "rsync")
         return cls(
             wanted=Wanted.of(settings),
             owner=owner,
@@ -61,6 +71,23 @@ class Given:
             head_needs=head_needs,
             worker_needs=worker_needs,
             kept=kept,
+            image_needed=tuple(
+                node
+                for node, needed in (
+                    ("head", Flags.of(settings).head_needs_one),
+                    ("worker", settings.flag("SKIP_SHIP")),
+                )
+                if needed
+            ),
+            weights_needed=tuple(
+                node
+                for node, needed in (
+                    ("head", not settings.flag("AUTO_DOWNLOAD")),
+                    ("worker", settings.flag("SKIP_SYNC") and copied),
+                )
+                if needed
+            ),
+            published=settings.text("HF_MODEL_REPO") == TABLE["HF_MODEL_REPO"].default,
         )
 
     def container(self, node: str) -> str:

@@ -41,6 +41,8 @@ def per_rank(head: Survey) -> int | None:
 def memory(given: Given, pair: Standing, head: Survey, worker: Survey) -> list[Finding]:
     weights = per_rank(head)
     need = needed(given.margin, weights)
+    if weights is None and not given.published:
+        need = int(given.margin * GIB)  # what it weighs is known, and asked for, after the download
     findings = []
     for survey in (head, worker):
         found = survey.memory

@@ -8,11 +8,11 @@ import shlex
 from launcher.facts.base import Missing
 from launcher.facts.docker import Docker, Image
 from launcher.findings import Finding, warning
+from launcher.image.identity import ARCHITECTURES, first_difference, fits, same
 from launcher.preflight.given import Given
 from launcher.survey import Survey
 
 CLOCK = 5.0  # seconds
-ARCHITECTURES = {"aarch64": "arm64", "x86_64": "amd64"}
 
 
 def abilities(survey: Survey) -> list[Finding]:
@@ -161,56 +161,59 @@ def _clock(head: Survey, worker: Survey) -> list[Finding]:
 
 
 def image(given: Given, head: Survey, worker: Survey) -> list[Finding]:
-    """The image on both nodes, of their architecture, layer by layer the same."""
+    """The image, where no later step may bring it: there, of the node's architecture, and layer by
+    layer the same on both nodes."""
     findings: list[Finding] = []
     images: list[Image] = []
     for survey in (head, worker):
         if not isinstance(survey.docker, Docker):
             continue
         found = survey.docker.image
-        if not isinstance(found, Image):
-            why = f" ({found.reason})" if isinstance(found, Missing) else ""
-            findings.append(
-                Finding(
-                    f"the {survey.name} has no image {given.image}{why}",
-                    "the image of both ranks on both nodes",
-                    "this version builds none yet: make one that holds vLLM 0.33.0 and overlay/ "
-                    "(pip install), name it in IMAGE, and bring it to both nodes (docker save | "
-                    "docker load)",
-                    topic="image",
-                )
-            )
-            continue
-        images.append(found)
-        machine = "" if isinstance(survey.identity, Missing) else survey.identity.machine
-        wanted = ARCHITECTURES.get(machine, "")
-        if wanted and found.architecture and found.architecture != wanted:
-            findings.append(
-                Finding(
-                    f"the image on the {survey.name} is for {found.architecture}",
-                    f"{found.os or 'linux'}/{wanted}, for a {machine}",
-                    f"on the {survey.name}: docker pull --platform linux/{wanted} "
-                    f"{shlex.quote(given.image)}",
-                    topic="image",
-                )
-            )
-    if len(images) == 2 and images[0].layers != images[1].layers:
-        same = 0
-        for one, other in zip(images[0].layers, images[1].layers, strict=False):
-            if one != other:
-                break
-            same += 1
+        if isinstance(found, Image):
+            images.append(found)
+        if survey.name in given.image_needed:
+            findings += _its_image(given, survey, found)
+    if len(images) == 2 and "worker" in given.image_needed and not same(*images):
         findings.append(
             Finding(
-                f"the image {given.image} differs between the nodes: of {len(images[0].layers)} "
-                f"and {len(images[1].layers)} layers the first {same} are equal",
+                f"the image {given.image} differs between the nodes: "
+                f"{first_difference(images[0].layers, images[1].layers)}",
                 "the same layers in the same order on both nodes",
-                "pull it on both nodes anew, or bring the head's to the worker: docker save on "
-                "one, docker load on the other",
+                "start without SKIP_SHIP=1, which brings the head's to the worker; or docker save "
+                "on one, docker load on the other",
                 topic="image",
             )
         )
     return findings
+
+
+def _its_image(given: Given, survey: Survey, found: Image | Missing | None) -> list[Finding]:
+    who = survey.name
+    flags = "SKIP_BUILD=1 and SKIP_PULL=1" if who == "head" else "SKIP_SHIP=1"
+    if not isinstance(found, Image):
+        why = f" ({found.reason})" if isinstance(found, Missing) else ""
+        return [
+            Finding(
+                f"the {who} has no image {given.image}{why}",
+                f"it there, as {flags} keep it from being brought",
+                f"start without {flags}: the image is then built or pulled, and copied to the "
+                "worker; or docker save, docker load",
+                topic="image",
+            )
+        ]
+    machine = "" if isinstance(survey.identity, Missing) else survey.identity.machine
+    wanted = ARCHITECTURES.get(machine, "")
+    if fits(found, "", machine):
+        return []
+    return [
+        Finding(
+            f"the image on the {who} is for {found.architecture}",
+            f"{found.os or 'linux'}/{wanted}, for a {machine}",
+            f"start without {flags}; or on the {who}: docker pull --platform linux/{wanted} "
+            f"{shlex.quote(given.image)}",
+            topic="image",
+        )
+    ]
 
 
 def _driver(survey: Survey) -> str:

@@ -13,6 +13,7 @@ from launcher.preflight.given import Given
 from launcher.survey import Survey
 
 TOPIC = "containers"
+CHECKER = "dsv41.checker"
 LARGE = 1 << 30  # bytes on the GPU from which another program is in the way
 
 
@@ -176,6 +177,7 @@ def _busy_gpu(given: Given, survey: Survey) -> list[Finding]:
                 each.running
                 and each.gpu
                 and not each.owner
+                and each.labels.get(CHECKER) != given.owner  # a killed launcher's: it is ended
                 and each.name != given.container(survey.name)
             ):
                 found.append(

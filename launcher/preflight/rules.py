@@ -51,7 +51,7 @@ def check(
             findings += linking.dont_fragment(probes)
     findings += parity(head, worker)
     findings += image(given, head, worker)
-    findings += weights(head, worker)
+    findings += weights(head, worker, given.weights_needed)
     findings += [*packs(head), *packs(worker)]
     findings += tuned(head, worker)
     findings += containers(given, head, worker, half_up)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+from collections.abc import Sequence
 
 from launcher.facts.base import Missing, gib
 from launcher.facts.trees import CONFIG, INDEX, Tree
@@ -12,20 +13,30 @@ from launcher.survey import Survey
 TOPIC = "weights"
 
 
-def weights(head: Survey, worker: Survey) -> list[Finding]:
+BOTH = ("head", "worker")
+
+
+def weights(head: Survey, worker: Survey, needed: Sequence[str] = BOTH) -> list[Finding]:
+    """``needed``: the nodes that must have them already. What a step of the boot brings is that
+    step's to look at."""
     findings = []
     for survey in (head, worker):
-        findings += _whole(survey, survey.model, survey.paths.model, "checkpoint", False)
-    findings += _same(head.model, worker.model, "checkpoint", False)
-    return [*findings, *engram_sources(head, worker)]
+        if survey.name in needed:
+            findings += _whole(survey, survey.model, survey.paths.model, "checkpoint", False)
+    if set(BOTH) <= set(needed):
+        findings += _same(head.model, worker.model, "checkpoint", False)
+    return [*findings, *engram_sources(head, worker, needed)]
 
 
-def engram_sources(head: Survey, worker: Survey) -> list[Finding]:
+def engram_sources(head: Survey, worker: Survey, needed: Sequence[str] = BOTH) -> list[Finding]:
     """Only the Engram source, for who needs nothing else."""
     findings = []
     for survey in (head, worker):
-        findings += _whole(survey, survey.engram, survey.paths.engram, "Engram source", True)
-    return [*findings, *_same(head.engram, worker.engram, "Engram source", True)]
+        if survey.name in needed:
+            findings += _whole(survey, survey.engram, survey.paths.engram, "Engram source", True)
+    if set(BOTH) <= set(needed):
+        findings += _same(head.engram, worker.engram, "Engram source", True)
+    return findings
 
 
 def packs(survey: Survey) -> list[Finding]:

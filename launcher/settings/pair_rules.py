@@ -10,6 +10,7 @@ import shlex
 from collections.abc import Sequence
 
 from launcher.commands.vllm import CAPTURE_OPTIONS, capture_sizes
+from launcher.image.reference import reference
 from launcher.settings.values import Settings, refuse
 
 IMAGE_TOKENS = 1024  # at most, of one image; vLLM wants a whole one in a chunk, and a token more
@@ -17,13 +18,14 @@ IMAGE_TOKENS = 1024  # at most, of one image; vLLM wants a whole one in a chunk,
 KV_BYTES_PER_TOKEN = (5 << 29) / 774_400
 BLOCKS = (32, 64)
 _NAME = re.compile(r"[a-zA-Z0-9][a-zA-Z0-9_.-]+")  # as Docker takes it
+_PLATFORM = re.compile(r"[a-z0-9]+/[a-z0-9_]+(/[a-z0-9.]+)?")
 
 
 def require(settings: Settings) -> None:
     """Raises UsageError that lists every broken rule with the place of the key at fault."""
     found = [
         f"{_where(settings, key)}: {key} {message}"
-        for rule in (_images, _widths, _pool, _blocks, _threshold, _store, _names, _ports)
+        for rule in (_images, _widths, _pool, _blocks, _threshold, _store, _names, _ports, _image)
         for key, message in rule(settings)
     ]
     if found:
@@ -48,6 +50,18 @@ def _names(s: Settings) -> list[tuple[str, str]]:
     keys = ("CONTAINER_HEAD", "CONTAINER_WORKER")
     bad = "is {!r}: letters, digits, _ . and -, the first a letter or a digit"
     return [(key, bad.format(s.text(key))) for key in keys if not _NAME.fullmatch(s.text(key))]
+
+
+def _image(s: Settings) -> list[tuple[str, str]]:
+    found = [
+        (key, f"is {s.text(key)!r}: a name such as ghcr.io/somebody/something:tag, in lower case")
+        for key in ("IMAGE", "BASE_IMAGE")
+        if reference(s.text(key)) is None
+    ]
+    asked = s.text("IMAGE_PLATFORM")
+    if asked and not _PLATFORM.fullmatch(asked):
+        found.append(("IMAGE_PLATFORM", f"is {asked!r}: such as linux/arm64"))
+    return found
 
 
 def _ports(s: Settings) -> list[tuple[str, str]]:

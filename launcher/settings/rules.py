@@ -6,6 +6,7 @@ import json
 import shlex
 from collections.abc import Mapping
 
+from launcher.commands import nfs
 from launcher.settings.secret import Secret
 from launcher.settings.setting import Value
 
@@ -58,12 +59,21 @@ _FIXED = {
 }
 
 
+# Who may read the weights over the network, and that nobody may write.
+_NFS = {
+    "NFS_CLIENTS": nfs.wrong_clients,
+    "NFS_OPTS": nfs.wrong_options,
+    "NFS_OPTS_CLIENT": nfs.wrong_mount,
+}
+
+
 def violations(values: Mapping[str, Value | Secret]) -> list[tuple[str, str]]:
     """Every broken rule: the key at fault and what to read after its name."""
     return [
         *(("BIND", message) for message in _exposure(values)),
         *(("EXTRA_ARGS", message) for message in _extra_args(values)),
         *(("LIMIT_MM", message) for message in _image_limits(values)),
+        *((key, message) for key, wrong in _NFS.items() if (message := wrong(str(values[key])))),
     ]
 
 

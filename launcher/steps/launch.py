@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import time
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -32,12 +32,15 @@ class Launch(Step):
     master_port: int | None = None  # None: any free one
     check: Callable[[Context], list[Finding]] = preflight.port
     now: Callable[[], float] = time.time
+    # What else the ranks were started from, such as the weights' checksums.
+    rests_on: Callable[[], Mapping[str, str]] = dict
 
     def inputs(self, ctx: Context) -> str:
         # The launch id and the free port differ each time; what else differs, the user changed.
         plan = ctx.plan("any", 1)
         code = digest(self.sources) if self.sources else ""
-        return fingerprint({"deployment": plan.fingerprint, "sources": code})
+        parts = {"deployment": plan.fingerprint, "sources": code, **self.rests_on()}
+        return fingerprint(parts)
 
     def done(self, ctx: Context) -> bool:
         recorded = ctx.store.load().deployment

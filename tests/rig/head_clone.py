@@ -33,6 +33,15 @@ SETTINGS = {
     "HEAD_IP": HEAD.address,
     "WORKER_IP": WORKER.address,
     "IMAGE": stub_image.NAME,
+    # Both nodes have their tiny weights already; test_4_download.py and others bring them.
+    "AUTO_DOWNLOAD": "0",
+    "SKIP_SYNC": "1",
+    "WEIGHT_SYNC": "rsync",
+    # Both nodes have the stub already; tests/rig/test_5_image.py brings images.
+    "SKIP_BUILD": "1",
+    "SKIP_PULL": "1",
+    "SKIP_SHIP": "1",
+    "SKIP_OVERLAY_VERIFY": "1",
     "CONTAINER_ULIMITS": "core=0",  # no CAP_SYS_RESOURCE here, so memlock cannot be raised
     "VLLM_API_KEY": KEY,
     "READY_TIMEOUT": "60",

@@ -11,27 +11,30 @@ KEYS = (
         "image of both ranks",
         shown=True,
     ),
-    Setting("BUILD", "image", "flag", "0", "build here, always", "04", one_shot=True),
+    Setting(
+        "BASE_IMAGE",
+        "image",
+        "word",
+        "vllm/vllm-openai:v0.33.0",
+        "what the image is built on; Python 3.12 without vLLM will do",
+    ),
+    Setting("BUILD", "image", "flag", "0", "build here, always", one_shot=True),
     Setting(
         "SKIP_BUILD",
         "image",
         "flag",
         "0",
         "keep an image whose recipe differs",
-        "04",
         one_shot=True,
     ),
-    Setting(
-        "PULL", "image", "flag", "0", "pull again even if the recipe is equal", "04", one_shot=True
-    ),
-    Setting("SKIP_PULL", "image", "flag", "0", "do not ask the registry", "04", one_shot=True),
+    Setting("PULL", "image", "flag", "0", "pull again even if the recipe is equal", one_shot=True),
+    Setting("SKIP_PULL", "image", "flag", "0", "do not ask the registry", one_shot=True),
     Setting(
         "SKIP_SHIP",
         "image",
         "flag",
         "0",
         "do not copy the image to the worker",
-        "04",
         one_shot=True,
     ),
     Setting(
@@ -40,7 +43,6 @@ KEYS = (
         "flag",
         "0",
         "no self-check of the image on the GPUs",
-        "04",
         one_shot=True,
     ),
     Setting(
@@ -49,17 +51,15 @@ KEYS = (
         "word",
         "",
         "os/architecture; empty: as inspected",
-        "04",
         one_shot=True,
     ),
-    Setting("GHCR_USER", "image", "word", "MiaAI-Lab", "account of the registry login", "04"),
+    Setting("GHCR_USER", "image", "word", "MiaAI-Lab", "account of the registry login"),
     Setting(
         "GHCR_TOKEN",
         "image",
         "text",
         "",
         "token of the registry login",
-        "04",
         one_shot=True,
         secret=True,
     ),
@@ -69,14 +69,9 @@ KEYS = (
         "choice",
         "rsync",
         "how the image reaches the worker",
-        "04",
         choices=("rsync", "stream", "auto"),
     ),
-    Setting(
-        "IMAGE_SHIP_DIR", "image", "path", "", "where the tar is staged; empty: in CACHE_ROOT", "04"
-    ),
-    Setting(
-        "WORKER_IMAGE_SHIP_DIR", "image", "path", "/tmp", "where the tar lands on the worker", "04"
-    ),
-    Setting("IMAGE_SHIP_KEEP", "image", "flag", "0", "keep the staged tar", "04"),
+    Setting("IMAGE_SHIP_DIR", "image", "path", "", "where the tar is staged; empty: in CACHE_ROOT"),
+    Setting("WORKER_IMAGE_SHIP_DIR", "image", "path", "/tmp", "where the tar lands on the worker"),
+    Setting("IMAGE_SHIP_KEEP", "image", "flag", "0", "keep the staged tar"),
 )

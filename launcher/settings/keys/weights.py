@@ -18,7 +18,6 @@ KEYS = (
         "word",
         "Mia-AiLab/DeepSeek-V4.1-Flash-EXL3-2.9bpw",
         "where the checkpoint comes from",
-        "04",
     ),
     Setting(
         "HF_ENGRAM_REPO",
@@ -26,7 +25,6 @@ KEYS = (
         "word",
         "deepseek-ai/DeepSeek-V4.1-Flash",
         "where the Engram tables come from",
-        "04",
     ),
     Setting(
         "AUTO_DOWNLOAD",
@@ -34,7 +32,6 @@ KEYS = (
         "flag",
         "1",
         "fetch what is missing at start; 0 only verifies",
-        "04",
         shown=True,
     ),
     Setting(
@@ -43,12 +40,15 @@ KEYS = (
         "integer",
         "8",
         "files downloaded at once",
-        "04",
-        (1, 64),
+        limits=(1, 64),
         one_shot=True,
     ),
     Setting(
-        "HF_HUB_ENABLE_HF_TRANSFER", "weights", "flag", "1", "fast download (today: hf-xet)", "04"
+        "HF_HUB_ENABLE_HF_TRANSFER",
+        "weights",
+        "flag",
+        "1",
+        "all cores for the download (hf-xet) when nothing serves",
     ),
     Setting(
         "WEIGHT_SYNC",
@@ -56,7 +56,6 @@ KEYS = (
         "choice",
         "nfs",
         "how the worker gets the files",
-        "04",
         choices=("nfs", "share", "zfs", "rsync", "auto"),
         shown=True,
     ),
@@ -66,7 +65,6 @@ KEYS = (
         "flag",
         "0",
         "trust what the worker has, after checking it",
-        "04",
         one_shot=True,
     ),
     Setting(
@@ -75,24 +73,25 @@ KEYS = (
         "flag",
         "0",
         "copy again even if nothing changed",
-        "04",
         one_shot=True,
     ),
     Setting(
-        "ENGRAM_SRC", "weights", "path", "", "slim Engram directory; empty: in CACHE_ROOT", "04"
+        "ENGRAM_SRC",
+        "weights",
+        "path",
+        "",
+        "hard links to the Engram files; empty: in CACHE_ROOT, if needed",
     ),
-    Setting("HOST_NFS", "weights", "flag", "0", "export with the head's own nfs-server", "04"),
-    Setting(
-        "NFS_SERVER_IP", "weights", "ipv4", "", "address the worker mounts; empty: found", "04"
-    ),
-    Setting("NFS_CLIENTS", "weights", "text", "", "who may mount; empty: the CX7 subnet", "04"),
+    Setting("RSYNC_STREAMS", "weights", "integer", "4", "copies at once (rsync)", limits=(1, 16)),
+    Setting("HOST_NFS", "weights", "flag", "0", "export with the head's own nfs-server"),
+    Setting("NFS_SERVER_IP", "weights", "ipv4", "", "address the worker mounts; empty: found"),
+    Setting("NFS_CLIENTS", "weights", "text", "", "who may mount; empty: the CX7 subnet"),
     Setting(
         "NFS_OPTS",
         "weights",
         "text",
         "ro,sync,no_subtree_check,root_squash,fsid=0,crossmnt",
         "options of the export",
-        "04",
     ),
     Setting(
         "NFS_OPTS_CLIENT",
@@ -100,20 +99,16 @@ KEYS = (
         "text",
         "nfsvers=4.2,ro,nconnect=8,rsize=1048576,wsize=1048576,hard,timeo=600",
         "options of the mount",
-        "04",
     ),
-    Setting("NFS_IMAGE", "weights", "word", "dsv41-exl3-nfs:local", "image of the exporter", "04"),
-    Setting("NFS_CONTAINER", "weights", "word", "dsv41-exl3-nfs", "name of the exporter", "04"),
-    Setting(
-        "NFS_EXPORT_ROOT", "weights", "path", "", "root of the export; empty: in CACHE_ROOT", "04"
-    ),
+    Setting("NFS_IMAGE", "weights", "word", "dsv41-exl3-nfs:local", "image of the exporter"),
+    Setting("NFS_CONTAINER", "weights", "word", "dsv41-exl3-nfs", "name of the exporter"),
+    Setting("NFS_EXPORT_ROOT", "weights", "path", "", "root of the export; empty: in CACHE_ROOT"),
     Setting(
         "NFS_EXPORT_MODEL",
         "weights",
         "word",
         "dsv41-exl3",
         "name of the checkpoint in the export",
-        "04",
     ),
     Setting(
         "NFS_EXPORT_ENGRAM",
@@ -121,7 +116,6 @@ KEYS = (
         "word",
         "dsv41-engram",
         "name of the tables in the export",
-        "04",
     ),
     Setting(
         "NFS_VOLUME_MODEL",
@@ -129,7 +123,6 @@ KEYS = (
         "word",
         "dsv41-exl3-weights",
         "Docker volume on the worker",
-        "04",
     ),
     Setting(
         "NFS_VOLUME_ENGRAM",
@@ -137,7 +130,6 @@ KEYS = (
         "word",
         "dsv41-exl3-engram",
         "Docker volume on the worker",
-        "04",
     ),
     Setting(
         "WORKER_MODEL_DIR",
@@ -153,20 +145,12 @@ KEYS = (
         "~/.cache/dsv41-flash-exl3/engram-src",
         "copy on the worker (zfs, rsync)",
     ),
-    Setting("ZFS_POOL", "weights", "word", "models", "pool on both nodes", "04"),
-    Setting(
-        "ZFS_HEAD_MODEL_DS", "weights", "word", "", "dataset; empty: ZFS_POOL/dsv41-exl3", "04"
-    ),
-    Setting(
-        "ZFS_HEAD_ENGRAM_DS", "weights", "word", "", "dataset; empty: ZFS_POOL/dsv41-engram", "04"
-    ),
-    Setting("ZFS_WORKER_MODEL_DS", "weights", "word", "", "dataset; empty: as on the head", "04"),
-    Setting("ZFS_WORKER_ENGRAM_DS", "weights", "word", "", "dataset; empty: as on the head", "04"),
-    Setting(
-        "ZFS_WORKER_IP", "weights", "ipv4", "", "address for the stream; empty: WORKER_IP", "04"
-    ),
-    Setting(
-        "ZFS_SSH", "weights", "word", "", "ssh destination for the stream; empty: WORKER_SSH", "04"
-    ),
-    Setting("ZFS_SNAP_PREFIX", "weights", "word", "dsv41-sync", "prefix of our snapshots", "04"),
+    Setting("ZFS_POOL", "weights", "word", "models", "pool on both nodes"),
+    Setting("ZFS_HEAD_MODEL_DS", "weights", "word", "", "dataset; empty: ZFS_POOL/dsv41-exl3"),
+    Setting("ZFS_HEAD_ENGRAM_DS", "weights", "word", "", "dataset; empty: ZFS_POOL/dsv41-engram"),
+    Setting("ZFS_WORKER_MODEL_DS", "weights", "word", "", "dataset; empty: as on the head"),
+    Setting("ZFS_WORKER_ENGRAM_DS", "weights", "word", "", "dataset; empty: as on the head"),
+    Setting("ZFS_WORKER_IP", "weights", "ipv4", "", "address for the stream; empty: WORKER_IP"),
+    Setting("ZFS_SSH", "weights", "word", "", "ssh destination for the stream; empty: WORKER_SSH"),
+    Setting("ZFS_SNAP_PREFIX", "weights", "word", "dsv41-sync", "prefix of our snapshots"),
 )

@@ -1,0 +1,1 @@
+"""The model's files: which they are, whether they are whole, and how each node gets them."""

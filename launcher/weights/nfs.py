@@ -1,0 +1,348 @@
+"""The worker mounts the head's directories over the link: nothing is copied."""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, cast
+
+from launcher.commands import nfs
+from launcher.commands.container import ENGRAM, MODEL
+from launcher.commands.nfs import Export, Volume
+from launcher.errors import LauncherError
+from launcher.findings import Finding, refuse, stopping
+from launcher.nodes.base import Node
+from launcher.weights import proof, volumes
+from launcher.weights.backend import STEP, Mounts, Work
+from launcher.weights.manifest import Role
+
+READY = 20.0  # seconds for an exporter to listen
+READ = 120.0  # seconds for both ends of some fifty files
+BUILD = 1800.0
+ASK = 20.0
+RECIPE = ("Dockerfile", "entrypoint.sh")
+TARGETS: Mapping[Role, str] = {"model": MODEL, "engram": ENGRAM}
+
+
+@dataclass(frozen=True)
+class Nfs:
+    work: Work
+    ready: float = READY
+    read: float = READ
+    name: str = field(default="nfs", init=False)
+
+    @property
+    def export(self) -> Export:
+        work, text = self.work, self.work.settings.text
+        root = str(work.cache_root / "nfs-export")
+        if text("NFS_EXPORT_ROOT"):
+            root = str(work.settings.path("NFS_EXPORT_ROOT"))
+        names: dict[Role, str] = {
+            "model": text("NFS_EXPORT_MODEL"),
+            "engram": text("NFS_EXPORT_ENGRAM"),
+        }
+        return Export(
+            root=root,
+            directories={names[role]: work.sources[role] for role in names},
+            address=self.server,
+            clients=nfs.clients(text("NFS_CLIENTS"), self.server, work.prefix),
+            options=text("NFS_OPTS"),
+        )
+
+    @property
+    def server(self) -> str:
+        return self.work.settings.text("NFS_SERVER_IP") or self.work.address
+
+    @property
+    def _on_host(self) -> bool:
+        return self.work.settings.flag("HOST_NFS")
+
+    def mounts(self) -> Mounts:
+        text = self.work.settings.text
+        how = text("NFS_OPTS_CLIENT")
+
+        def volume(kind: str) -> Volume:
+            return Volume.of(
+                text(f"NFS_VOLUME_{kind}"), self.server, text(f"NFS_EXPORT_{kind}"), how
+            )
+
+        return Mounts({"model": volume("MODEL"), "engram": volume("ENGRAM")})
+
+    def obstacles(self) -> list[Finding]:
+        return [*_unreadable(self.work), *self._foreign()]
+
+    def bring(self) -> None:
+        refuse(self.obstacles())
+        work = self.work
+        work.head.run(["mkdir", "-p", *_points(self.export)], timeout=30)
+        self._export_on_host() if self._on_host else self._export()
+        self._await()
+        force = work.settings.flag("FORCE_SYNC")
+        for volume in self.mounts().volumes.values():
+            if volumes.make(work.worker, volume, again=force):
+                work.record.event(STEP, "volume", name=volume.name, **volume.options)
+                work.console.say(f"  volume {volume.name} on the worker is made")
+
+    def wrong(self) -> list[Finding]:
+        work = self.work
+        found: list[Finding] = []
+        for volume in self.mounts().volumes.values():
+            found += volumes.unequal(work.worker, volume)
+        found = found or self._silent()
+        if found:
+            return found
+        for role, volume in self.mounts().volumes.items():
+            since = work.console.now()
+            work.console.progress(f"the worker reads {volume.name}", since)
+            found += self._read(role, volume)
+        return found
+
+    # -- the exporter
+
+    def _export(self) -> None:
+        work, export = self.work, self.export
+        text = work.settings.text
+        image, name = text("NFS_IMAGE"), text("NFS_CONTAINER")
+        there = _inspect(work.head, name)
+        if there is not None:
+            same = there["labels"].get(nfs.DESCRIPTION) == export.mark()
+            if there["state"] == "running" and same and there["image"] == self._image(image):
+                return
+            work.console.say(f"  the exporter {name} is made anew")
+            work.head.run(["docker", "rm", "--force", name], timeout=60)
+        self._build(image)
+        done = work.head.run(nfs.exporter(export, image, name, work.owner), timeout=60)
+        if done.status:
+            work.head.run(["docker", "rm", "--force", name], timeout=60)
+            raise LauncherError(
+                f"the exporter {name} did not start: {done.last(3)}",
+                "a container that may export by this kernel's NFS server",
+                "mend what Docker says; HOST_NFS=1 exports by the head's own nfs-server instead,"
+                " WEIGHT_SYNC=rsync copies",
+            )
+        work.record.event(STEP, "exporter", name=name, exports=export.text())
+        told = f"{', '.join(export.directories)} to {' '.join(export.clients)}"
+        work.console.say(f"  the exporter {name} exports {told}")
+
+    def _image(self, image: str) -> str:
+        done = self.work.head.run(
+            ["docker", "image", "inspect", "--format", "{{.Id}}", image], timeout=ASK
+        )
+        return done.text.strip() if done.status == 0 else ""
+
+    def _build(self, image: str) -> None:
+        work = self.work
+        folder = work.folder / "docker" / "nfs"
+        stamp = nfs.recipe({name: (folder / name).read_bytes() for name in RECIPE})
+        asked = ("--format", f'{{{{index .Config.Labels "{nfs.RECIPE}"}}}}', image)
+        done = work.head.run(["docker", "image", "inspect", *asked], timeout=ASK)
+        if done.status == 0 and done.text.strip() == stamp:
+            return
+        since = work.console.now()
+        work.console.say(f"  building the exporter's image {image}")
+        built = work.head.run(
+            nfs.build(image, stamp, str(folder)),
+            timeout=BUILD,
+            line=lambda line: work.record.text(STEP, line),
+            tick=lambda: work.console.progress(f"building {image}", since),
+        )
+        if built.status:
+            raise LauncherError(
+                f"the exporter's image {image} could not be built: {built.last(3)}",
+                "debian:bookworm-slim and Debian's packages within reach, once",
+                "see the log; HOST_NFS=1 needs no image, WEIGHT_SYNC=rsync neither",
+            )
+
+    def _export_on_host(self) -> None:
+        """By the head's own server. What needs root is done by root or sudo, or told."""
+        work = self.work
+        commands = nfs.on_host(self.export, work.settings.text("NFS_CONTAINER"))
+        root = os.geteuid() == 0
+        if not root and work.head.run(["sh", "-c", "sudo -n true"], timeout=ASK).status:
+            if not self._silent():
+                return  # done by hand earlier; the worker's reading will tell
+            raise LauncherError(
+                "HOST_NFS=1, and this account may not change the head's exports",
+                "these commands, once after each boot of the head (apt install"
+                f" nfs-kernel-server before):\n{nfs.as_root(commands)}",
+                "run them on the head, then this again",
+            )
+        for words in commands:
+            done = work.head.run(words if root else ("sudo", "-n", *words), timeout=60)
+            if done.status:
+                raise LauncherError(
+                    f"{shlex.join(words)} failed on the head: {done.last(3)}",
+                    "the head's own nfs-server, as HOST_NFS=1 wants it",
+                    "sudo apt install nfs-kernel-server; or HOST_NFS=0, which exports from a"
+                    " container",
+                )
+
+    def _await(self) -> None:
+        """Until the worker can open a connection to the server."""
+        end = time.monotonic() + self.ready
+        while found := self._silent():
+            if time.monotonic() > end or not self._lives():
+                raise LauncherError(found[0].found + self._last(), found[0].needed, found[0].mend)
+            time.sleep(0.5)
+
+    def _lives(self) -> bool:
+        if self._on_host:
+            return True
+        there = _inspect(self.work.head, self.work.settings.text("NFS_CONTAINER"))
+        return there is not None and there["state"] == "running" and not there["restarts"]
+
+    def _last(self) -> str:
+        if self._on_host:
+            return ""
+        name = self.work.settings.text("NFS_CONTAINER")
+        done = self.work.head.run(["docker", "logs", "--tail", "3", name], timeout=ASK)
+        return f" (the exporter said: {done.last(3)})"
+
+    def _silent(self) -> list[Finding]:
+        """Whether no server answers the worker. A mount of a dead one would wait for minutes."""
+        done = self.work.worker.run(nfs.answers(self.server, 5.0), timeout=ASK)
+        if done.status == 0:
+            return []
+        name = self.work.settings.text("NFS_CONTAINER")
+        look = "systemctl status nfs-server" if self._on_host else f"docker logs {name}"
+        return [
+            Finding(
+                f"no NFS server answers the worker at {self.server}:{nfs.PORT}: {done.last(1)}",
+                "the export on the head within the worker's reach",
+                f"on the head: {look}; ./start.sh share exports anew, beside a pair that serves;"
+                " a mount that hangs goes on when the server is back",
+                topic="weights",
+            )
+        ]
+
+    # -- looking
+
+    def _foreign(self) -> list[Finding]:
+        """Whose exporter is in the way: there is one NFS server in a kernel. Never adopted."""
+        work = self.work
+        name = work.settings.text("NFS_CONTAINER")
+        there = _inspect(work.head, name)
+        mend = f"set another NFS_CONTAINER in .env, or on the head: docker rm -f {name}"
+        if there is not None and there["labels"].get(nfs.OWNER) != work.owner:
+            whose = there["labels"].get(nfs.OWNER) or "no launcher"
+            return [_finding(f"the head has a container {name}, of {whose}", mend)]
+        if (there is not None and there["state"] == "running") or self._on_host:
+            return []
+        listening = work.head.run(
+            ["sh", "-c", "cat /proc/net/tcp /proc/net/tcp6 2>/dev/null; true"], timeout=ASK
+        ).text
+        port = f":{nfs.PORT:04X} "
+        if not any(port in row[:60] and row.split()[3] == "0A" for row in listening.splitlines()):
+            return []
+        others = _likely(work.head)
+        if others:
+            told = ", ".join(others)
+            return [
+                _finding(
+                    f"port {nfs.PORT} of the head is held, it seems by the container {told}",
+                    f"end it if it is not needed: docker stop {shlex.join(others)}; or HOST_NFS=1,"
+                    " or WEIGHT_SYNC=rsync",
+                )
+            ]
+        return [
+            _finding(
+                f"port {nfs.PORT} of the head is held, it seems by its own nfs-server",
+                "HOST_NFS=1 exports by it; or sudo systemctl disable --now nfs-server",
+            )
+        ]
+
+    def _read(self, role: Role, volume: Volume) -> list[Finding]:
+        work = self.work
+        part = work.manifest.part(role)
+        inside = volumes.Through(
+            work.worker, volume, TARGETS[role], work.settings.text("IMAGE"), work.owner, self.read
+        )
+        where = f"volume {volume.name} ({self.server}:/{_directory(volume)})"
+        mend = (
+            f"./start.sh share exports anew; on the head: ls -lL"
+            f" {shlex.quote(work.sources[role])}: files must be readable by all (chmod -R a+rX)"
+        )
+        try:
+            faults = proof.prove(cast(Node, inside), TARGETS[role], part, "ends", timeout=self.read)
+        except LauncherError as error:
+            raise LauncherError(
+                f"the worker could not read the {proof.NAMES[role]} through the {where}:"
+                f" {error.found}",
+                f"first and last bytes of its {len(part.entries)} files within {self.read:g} s",
+                "see docker logs of the exporter on the head and dmesg of the worker; a kernel"
+                " without NFS: sudo modprobe nfs. A hung mount goes on when the server is back:"
+                " ./start.sh share",
+            ) from error
+        return proof.findings("worker", role, where, faults, mend)
+
+
+def _directory(volume: Volume) -> str:
+    return volume.options["device"].lstrip(":/")
+
+
+def _points(export: Export) -> list[str]:
+    return [export.root, *(f"{export.root}/{name}" for name in export.directories)]
+
+
+def _finding(found: str, mend: str) -> Finding:
+    needed = f"port {nfs.PORT} and that name for the exporter of this checkout; others are left"
+    return Finding(found, needed, mend, topic="weights")
+
+
+def _inspect(node: Node, name: str) -> dict[str, Any] | None:
+    done = node.run(["docker", "container", "inspect", name], timeout=ASK)
+    if done.status:
+        if "no such container" in done.last(3).lower():
+            return None
+        raise LauncherError(
+            f"Docker on the {node.name} cannot be asked for {name}: {done.last(2)}",
+            "a Docker daemon that answers",
+            f"on the {node.name}: docker ps",
+        )
+    found = json.loads(done.text)[0]
+    return {
+        "state": found["State"]["Status"],
+        "restarts": int(found.get("RestartCount", 0)),
+        "labels": found["Config"].get("Labels") or {},
+        "image": found["Image"],
+    }
+
+
+def _likely(node: Node) -> list[str]:
+    """Running containers that look like exporters of NFS."""
+    words = ["docker", "ps", "--no-trunc", "--format", "{{.Names}}\t{{.Image}} {{.Command}}"]
+    rows = node.run(words, timeout=ASK).text.splitlines()
+    return [row.split("\t")[0] for row in rows if "nfs" in row.lower() or "ganesha" in row.lower()]
+
+
+def _unreadable(work: Work) -> list[Finding]:
+    """What of the head a client's root, squashed to nobody, could not read."""
+    found = []
+    for part in work.manifest.parts:
+        where = Path(work.sources[part.role])
+        names = ["", *(entry.name for entry in part.entries)]
+        try:
+            shut = [name or "." for name in names if not _open_to_all(where / name)]
+        except OSError as error:
+            shut = [f"{error.filename}: {error.strerror}"]
+        if shut:
+            more = f" and {len(shut) - 3} more" if len(shut) > 3 else ""
+            found.append(
+                Finding(
+                    f"in {where} others may not read {', '.join(shut[:3])}{more}",
+                    "files that everyone may read: the export takes the worker's root for nobody",
+                    f"on the head: chmod -R a+rX {shlex.quote(str(where))}",
+                    topic="weights",
+                )
+            )
+    return stopping(found)
+
+
+def _open_to_all(path: Path) -> bool:
+    mode = path.stat().st_mode
+    return bool(mode & 0o004) and (not path.is_dir() or bool(mode & 0o001))
