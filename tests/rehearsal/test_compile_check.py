@@ -15,8 +15,9 @@ for place in (ROOT / "overlay" / "csrc", ROOT / "overlay" / "benchmarks"):
     if str(place) not in sys.path:
         sys.path.insert(0, str(place))
 
-import build_cuda  # noqa: E402
 import compile_check  # noqa: E402
+
+import build_cuda  # noqa: E402
 
 pytestmark = pytest.mark.rehearsal
 
