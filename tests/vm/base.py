@@ -42,7 +42,7 @@ TOOLS = {
 PACKAGES = (
     "systemd-sysv", "udev", "openssh-server", "rsync", "iproute2", "iputils-ping", "kmod",
     "docker.io", "rdma-core", "ibverbs-utils", "ibverbs-providers", "python3", "ca-certificates",
-    "netbase", "procps", "curl",
+    "netbase", "procps", "curl", "nfs-kernel-server", "sudo",
 )  # fmt: skip
 SIZE = "6G"  # of the file system, sparse
 NEEDED_TO_BOOT = ("virtio_pci", "virtio_blk", "crc32c_generic", "ext4")
