@@ -30,7 +30,7 @@ class CollectivesFailed(RuntimeError):
 def measure(
     name: str, world: int, scratch: Path, device: str, more: Mapping[str, str], limit: float
 ) -> list[dict[str, Any]]:
-    """Each rank's numbers under the settings ``more``. Raises CollectivesFailed with a log's end."""
+    """Each rank's numbers under the settings ``more``. Raises CollectivesFailed."""
     store = scratch / f"collectives-{name}.store"
     store.unlink(missing_ok=True)
     ranks, logs = [], []
@@ -66,7 +66,7 @@ def measure(
 
 
 def memory(device: str) -> dict[str, int]:
-    """Bytes: what the driver has given away on this GPU, and what this process holds of the host."""
+    """Bytes: what the driver gave away of this GPU, what this process holds of the host."""
     found = {"gpu_used": 0}
     if device == "cuda":
         import torch

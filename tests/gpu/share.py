@@ -1,7 +1,7 @@
 """What collectives take of an engine's steps, counted within a rank (watch.py).
 
-On a GPU the profiler's kernels of NCCL, so also those replayed in CUDA graphs; on a CPU the calls of
-vLLM's group. Both hold the waiting for the other rank, as a step does.
+On a GPU the profiler's kernels of NCCL, so also those replayed in CUDA graphs; on a CPU the calls
+of vLLM's group. Both hold the waiting for the other rank, as a step does.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any
 
 #: How kernels of collectives are named: NCCL's, and vLLM's own, which must not be among them.
 KERNELS = ("nccl", "cross_device_reduce", "multimem")
-CALLS = ("_all_reduce_out_of_place", "_all_gather_out_of_place", "_reduce_scatter_out_of_place")
+CALLS = ("_all_reduce_out_place", "_all_gather_out_place", "_reduce_scatter_out_place")
 
 
 class Counter:
