@@ -29,8 +29,8 @@ from spark_overlay.headers import INDEX_NAME
 from spark_overlay.rehearsal import tokenizer
 from spark_overlay.rehearsal.shape import Linear, Native
 
-Kind = Literal["plain", "exl3", "draft", "engram"]
-PACKED = ("exl3", "draft")
+Kind = Literal["plain", "exl3", "draft", "engram", "served"]
+PACKED = ("exl3", "draft", "served")
 #: Scale bytes of the tables, 2^-8 to 2^-6: over all finite codes rows come out around 1.
 SCALES = (119, 122)
 DTYPES = {"BF16": torch.bfloat16, "F32": torch.float32}
@@ -40,6 +40,8 @@ def text_of(name: str, kind: Kind) -> Mapping[str, Any]:
     """The shape of that name as the checkpoint of this kind has it."""
     if kind == "engram":
         return shape.with_engram(name)
+    if kind == "served":  # all that the pair serves: packed, with a draft and n-gram tables
+        return {**shape.with_engram(name), **shape.DRAFT}
     return shape.with_draft(name) if kind == "draft" else shape.SHAPES[name]
 
 

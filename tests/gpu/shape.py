@@ -15,7 +15,7 @@ from typing import Any
 from spark_overlay.engram.layout import column_primes
 from spark_overlay.exl3.format import Exl3FormatError, shard_ranges
 from spark_overlay.rehearsal import tokenizer
-from spark_overlay.rehearsal.bits import bits
+from spark_overlay.rehearsal.bits import ENGRAM_OF_LAYER, bits
 from spark_overlay.rehearsal.shape import VOCAB, Linear, Native
 
 HEAD_DIM, INDEX_DIM = 512, 128
@@ -264,6 +264,8 @@ def layer_natives(text: Mapping[str, Any], layer: int, prefix: str = "") -> Iter
 
 def rate(key: str) -> float:
     """Bits per weight, mixed as the rehearsal's checkpoint (and the real pack) mixes them."""
+    if ".engram." in key:  # whose layers are others than here
+        return ENGRAM_OF_LAYER[min(ENGRAM_OF_LAYER)]
     return bits(key)
 
 

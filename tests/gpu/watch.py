@@ -31,6 +31,25 @@ class GpuProbe(Probe):
             "replay": None if replay is None else _name(replay),
         }
 
+    def probe_place(self) -> dict[str, Any]:
+        """Where this rank computes, and with how many others."""
+        import torch
+        from vllm.distributed import get_tensor_model_parallel_rank as rank
+        from vllm.distributed import get_tensor_model_parallel_world_size as size
+
+        cuda = torch.cuda.is_available()
+        gpu = str(torch.cuda.get_device_properties(0).uuid) if cuda else ""
+        return {"rank": rank(), "tp": size(), "pid": os.getpid(), "gpu": gpu}
+
+    def probe_collectives(self, start: bool) -> dict[str, Any]:
+        """Start counting the collectives of this rank, or stop and say what they took."""
+        from gpu.share import Counter
+
+        if start:
+            self._probe_counting = Counter()
+            return {}
+        return self._probe_counting.stop()
+
     def probe_rows(self) -> list[int]:
         """Rows of each eager pass of the last layer since the last call; starts counting."""
         found: list[int] = getattr(self, "_probe_last", [])
