@@ -30,6 +30,7 @@ FINE = (
     "EXTRA_ARGS='--cudagraph-capture-sizes 4 8'\n",
     "EXTRA_ARGS='--cudagraph_capture_sizes 1 2 3'\nSPEC_METHOD=none\n",
     "LONG_PREFILL_TOKEN_THRESHOLD=768\n",
+    "ZFS_POOL=tank/ai\nZFS_HEAD_MODEL_DS=tank/a.b_c-d:e\nZFS_SSH=me@10.0.22.2\nNFS_IMAGE=x:local\n",
 )
 BROKEN = (
     ("LANGUAGE_MODEL_ONLY=0\nMAX_NUM_BATCHED_TOKENS=1024\n", "MAX_NUM_BATCHED_TOKENS", "1025"),
@@ -38,6 +39,15 @@ BROKEN = (
     ("EXTRA_ARGS='--cudagraph-capture-sizes 1 2 4'\n", "EXTRA_ARGS", "no graph for 8 tokens"),
     ("EXTRA_ARGS='--cudagraph-capture-sizes=4'\n", "EXTRA_ARGS", "no graph for 8 tokens"),
     ("CONTAINER_HEAD='bad name!'\n", "CONTAINER_HEAD", "letters"),
+    ("NFS_CONTAINER='a; b'\n", "NFS_CONTAINER", "letters"),
+    ("NFS_VOLUME_MODEL=/etc\n", "NFS_VOLUME_MODEL", "letters"),
+    ("NFS_EXPORT_ENGRAM=../x\n", "NFS_EXPORT_ENGRAM", "without a slash"),
+    ("NFS_IMAGE='A B'\n", "NFS_IMAGE", "lower case"),
+    ("HF_MODEL_REPO=no-slash\n", "HF_MODEL_REPO", "somebody/something"),
+    ("ZFS_POOL='-a b'\n", "ZFS_POOL", "pool/name"),
+    ("ZFS_WORKER_MODEL_DS=a//b\n", "ZFS_WORKER_MODEL_DS", "pool/name"),
+    ("ZFS_SNAP_PREFIX=a@b\n", "ZFS_SNAP_PREFIX", "letters"),
+    ("ZFS_SSH=-oProxyCommand=x\n", "ZFS_SSH", "user@host"),
     ("MASTER_PORT=8888\n", "MASTER_PORT", "PORT too"),
     ("LONG_PREFILL_TOKEN_THRESHOLD=1792\n", "LONG_PREFILL_TOKEN_THRESHOLD", "256 below"),
     ("ENGRAM_STORE=memory\n", "ENGRAM_STORE", "use file, or ENFORCE_EAGER=1"),

@@ -18,6 +18,31 @@ IMAGE_TOKENS = 1024  # at most, of one image; vLLM wants a whole one in a chunk,
 KV_BYTES_PER_TOKEN = (5 << 29) / 774_400
 BLOCKS = (32, 64)
 _NAME = re.compile(r"[a-zA-Z0-9][a-zA-Z0-9_.-]+")  # as Docker takes it
+_PART = re.compile(r"[a-zA-Z0-9][\w.-]*", re.ASCII)
+_REPOSITORY = re.compile(r"[a-zA-Z0-9][\w.-]*/[a-zA-Z0-9][\w.-]*", re.ASCII)
+_DATASET = re.compile(r"[a-zA-Z][\w.:-]*(/[\w.:-]+)*", re.ASCII)
+_SNAPSHOT = re.compile(r"[\w.:-]+", re.ASCII)
+_SSH = re.compile(r"[^\s-]\S*")
+#: Keys of one form each: what they must be, and how that is told. An empty value is a default.
+_FORMS: tuple[tuple[tuple[str, ...], re.Pattern[str], str], ...] = (
+    (
+        ("CONTAINER_HEAD", "CONTAINER_WORKER", "NFS_CONTAINER", "NFS_VOLUME_MODEL",
+         "NFS_VOLUME_ENGRAM"),
+        _NAME,
+        "letters, digits, _ . and -, the first a letter or a digit",
+    ),
+    (("NFS_EXPORT_MODEL", "NFS_EXPORT_ENGRAM"), _PART, "a directory's name, without a slash"),
+    (("HF_MODEL_REPO", "HF_ENGRAM_REPO"), _REPOSITORY, "a repository such as somebody/something"),
+    (
+        ("ZFS_POOL", "ZFS_HEAD_MODEL_DS", "ZFS_HEAD_ENGRAM_DS", "ZFS_WORKER_MODEL_DS",
+         "ZFS_WORKER_ENGRAM_DS"),
+        _DATASET,
+        "a dataset such as pool/name",
+    ),
+    (("ZFS_SNAP_PREFIX",), _SNAPSHOT, "letters, digits, _ . : and -"),
+    (("ZFS_SSH",), _SSH, "an ssh destination such as user@host"),
+)  # fmt: skip
+_NEEDED = ("CONTAINER_HEAD", "CONTAINER_WORKER")
 _PLATFORM = re.compile(r"[a-z0-9]+/[a-z0-9_]+(/[a-z0-9.]+)?")
 
 
@@ -47,15 +72,18 @@ def _store(s: Settings) -> list[tuple[str, str]]:
 
 
 def _names(s: Settings) -> list[tuple[str, str]]:
-    keys = ("CONTAINER_HEAD", "CONTAINER_WORKER")
-    bad = "is {!r}: letters, digits, _ . and -, the first a letter or a digit"
-    return [(key, bad.format(s.text(key))) for key in keys if not _NAME.fullmatch(s.text(key))]
+    return [
+        (key, f"is {s.text(key)!r}: {told}")
+        for keys, form, told in _FORMS
+        for key in keys
+        if not form.fullmatch(s.text(key)) and (s.text(key) or key in _NEEDED)
+    ]
 
 
 def _image(s: Settings) -> list[tuple[str, str]]:
     found = [
         (key, f"is {s.text(key)!r}: a name such as ghcr.io/somebody/something:tag, in lower case")
-        for key in ("IMAGE", "BASE_IMAGE")
+        for key in ("IMAGE", "BASE_IMAGE", "NFS_IMAGE")
         if reference(s.text(key)) is None
     ]
     asked = s.text("IMAGE_PLATFORM")
