@@ -87,6 +87,9 @@ def test_free_text_arrives_as_it_was_written(clean: HeadClone) -> None:
         assert clean.start("stop").status == 0
     finally:
         clean.key = type(clean).key
+        # What was made under that name in the checkout, ENGRAM_SRC for one, must not be there when
+        # another key names it.
+        clean.rig.head.run("rm", "-rf", f"{clean.at}/{HOSTILE.partition('/')[0]}")
 
 
 @pytest.mark.parametrize("key", TARGETS)
