@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import os
 import re
-import signal
 import subprocess
 import tempfile
 from collections.abc import Callable, Sequence
@@ -43,7 +42,7 @@ def into_file(argv: Sequence[str], path: Path, tick: Callable[[int], None]) -> E
                     break
                 tick(os.fstat(out.fileno()).st_size)
         finally:
-            _end(child)
+            processes.end_group(child)
         return Ended((status,), (_said(errors),))
 
 
@@ -60,7 +59,7 @@ def follow(argv: Sequence[str], line: Callable[[str], None]) -> Ended:
                     line(each.decode("utf-8", "replace"))
             status = child.wait()
         finally:
-            _end(child)
+            processes.end_group(child)
         return Ended((status,), (_said(errors),))
 
 
@@ -71,7 +70,7 @@ def through(source: Sequence[str], sink: Sequence[str], tick: Callable[[int], No
         try:
             writer = _start(sink, stdin=subprocess.PIPE, stdout=other, stderr=other)
         except BaseException:
-            _end(reader)
+            processes.end_group(reader)
             raise
         try:
             assert reader.stdout and writer.stdin
@@ -88,11 +87,11 @@ def through(source: Sequence[str], sink: Sequence[str], tick: Callable[[int], No
                 writer.stdin.close()
             second = writer.wait()
             if broken:
-                _end(reader)
+                processes.end_group(reader)
             first = reader.wait()
         finally:
-            _end(reader)
-            _end(writer)
+            processes.end_group(reader)
+            processes.end_group(writer)
         # What went through a broken pipe ended badly, whatever the sink says.
         return Ended((first, second or int(broken)), (_said(one), _said(other)))
 
@@ -112,22 +111,6 @@ def _start(argv: Sequence[str], **streams: Any) -> subprocess.Popen[bytes]:
             "a program that runs on this machine",
             f"check that {argv[0]} exists and may be executed",
         ) from error
-
-
-def _end(child: subprocess.Popen[bytes]) -> None:
-    if child.poll() is None:
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(child.pid, signal.SIGTERM)
-        try:
-            child.wait(5)
-        except subprocess.TimeoutExpired:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(child.pid, signal.SIGKILL)
-            child.wait()
-    for stream in (child.stdin, child.stdout):
-        if stream is not None:
-            with contextlib.suppress(OSError):
-                stream.close()
 
 
 def _said(errors: IO[bytes]) -> str:

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import platform
 import pwd
 import selectors
 import shutil
-import signal
 import subprocess
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -69,7 +67,7 @@ class LocalNode:
                 "see whether the machine is overloaded, then run the same command again",
             ) from None
         finally:
-            _end_group(child)
+            processes.end_group(child)
 
     def read(self, path: Path) -> bytes:
         return path.read_bytes()
@@ -192,20 +190,3 @@ def _drain(
     if deadline is not None:
         child.wait(max(0.0, deadline - time.monotonic()))
     return bytes(kept[child.stdout]), bytes(kept[child.stderr])
-
-
-def _end_group(child: subprocess.Popen[bytes]) -> None:
-    """End the command with its process group if it still runs, whatever ended the waiting."""
-    if child.poll() is None:
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(child.pid, signal.SIGTERM)
-        try:
-            child.wait(5)
-        except subprocess.TimeoutExpired:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(child.pid, signal.SIGKILL)
-            child.wait()
-    for stream in (child.stdin, child.stdout, child.stderr):
-        if stream is not None:
-            with contextlib.suppress(OSError):
-                stream.close()

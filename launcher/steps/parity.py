@@ -14,6 +14,7 @@ from pathlib import Path
 from launcher.deployment import Role
 from launcher.errors import LauncherError
 from launcher.image import results, selfcheck
+from launcher.runtimes import throwaway
 from launcher.runtimes.base import Runtime
 from launcher.steps.base import Context, Step, fingerprint
 from launcher.together import together
@@ -67,13 +68,15 @@ class Parity(Step):
         lock = threading.Lock()
         with log.open("w", encoding="utf-8") as out:
 
-            def one(role: Role) -> selfcheck.Run:
+            def one(role: Role) -> throwaway.Ran:
                 def tell(line: str) -> None:
                     with lock:
                         out.write(f"{role}: {ctx.record.secrets.hide(line)}\n")
                         out.flush()
 
-                return selfcheck.run(runtime, role, tell)
+                return throwaway.run(
+                    runtime, role, selfcheck.ARGV, "the self-check", selfcheck.LIMIT, tell
+                )
 
             runs = together(one, ROLES)
         both: dict[str, results.Results] = {run.role: results.read(run.lines) for run in runs}
@@ -88,7 +91,7 @@ class Parity(Step):
     def _failed(
         self,
         wrong: list[str],
-        runs: list[selfcheck.Run],
+        runs: list[throwaway.Ran],
         both: dict[str, results.Results],
         log: Path,
     ) -> LauncherError:
