@@ -15,6 +15,7 @@ from vllm.models.deepseek_v41.nvidia import model
 from vllm.platforms import current_platform
 
 from spark_overlay.attention import kernels
+from spark_overlay.attention.pages import stock_sizes
 from spark_overlay.attention.projections import (
     packed_compressor,
     packed_output,
@@ -41,10 +42,9 @@ def missing(capability: tuple[int, int] | None) -> str:
 
 
 def _page_sizes(kv_cache_spec: Any = None) -> list[int]:
-    """Tokens of a page. On SM12x vLLM says 128, whose ratio-1 pages of 128 records its own index
-    kernels refuse; 64 gives pages of 64 and 32, which they and FlashInfer take."""
-    small = any(current_platform.is_device_capability_family(family) for family in (90, 120))
-    return [64 if small else 128]
+    """See pages.py."""
+    family = next((f for f in (90, 120) if current_platform.is_device_capability_family(f)), None)
+    return stock_sizes(family)
 
 
 page_sizes = staticmethod(_page_sizes)
