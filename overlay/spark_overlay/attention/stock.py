@@ -1,6 +1,6 @@
 """vLLM's own attention classes under the overlay, and what is rebound in them (hooks.py).
 
-They compute as vLLM ships them; packed projections and, on SM12x, the indexer are ours.
+They compute as vLLM ships them; packed projections and the indexer are ours.
 """
 
 from __future__ import annotations
@@ -80,9 +80,9 @@ class _Packed:
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         take_packed(self)
-        indexer: Any = self.indexer  # type: ignore[attr-defined]
-        if isinstance(indexer, SparkIndexer):
-            indexer.indexer_op.metadata_key = self.compressed_cache_prefix  # type: ignore[attr-defined]
+        layer: Any = self
+        if layer.indexer is not None:
+            layer.indexer.indexer_op.metadata_key = layer.compressed_cache_prefix
 
     def _run_parallel_input_projections(self, hidden_states: Tensor) -> Any:
         if packed_compressor(self):
@@ -107,10 +107,8 @@ class _Packed:
         return project_output(layer, heads)
 
     def _indexer_cls(self, k_cache: Any) -> Any:
-        # On SM12x vLLM's needs DeepGEMM's pages and scores what its candidates leave out.
-        if current_platform.is_device_capability_family(120):
-            return SparkIndexer
-        return super()._indexer_cls(k_cache)  # type: ignore[misc]
+        # The index cache's metadata are made for ours (indexer/glue.py).
+        return SparkIndexer
 
 
 @cache
