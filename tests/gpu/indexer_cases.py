@@ -127,9 +127,7 @@ def _bytes(
     return torch.where((value & 0x7F) > 0x50, value ^ 0x40, value)
 
 
-def _weights(
-    draw: torch.Generator, shape: tuple[int, ...], exact: bool, device: str
-) -> Tensor:
+def _weights(draw: torch.Generator, shape: tuple[int, ...], exact: bool, device: str) -> Tensor:
     if exact:
         return torch.randint(-4, 5, shape, generator=draw, device=device).float() / 4
     return torch.randn(shape, generator=draw, device=device)
@@ -187,9 +185,7 @@ def wrong(
 
 def _best(value: Tensor, visible: Tensor, size: int) -> Tensor:
     tops = -(-value.shape[1] // size)
-    padded = torch.nn.functional.pad(
-        value, (0, tops * size - value.shape[1]), value=float("-inf")
-    )
+    padded = torch.nn.functional.pad(value, (0, tops * size - value.shape[1]), value=float("-inf"))
     best = padded.view(value.shape[0], tops, size).amax(-1)
     seen = (visible > 0).nonzero()[:, 0]
     best[seen, (visible[seen] - 1) // size] = float("inf")

@@ -6,6 +6,8 @@ The interpreter runs no PTX: the packed e4m3 decode is tried on a GPU only
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 
@@ -19,7 +21,7 @@ def interpreted(vllm: object) -> None:
     """vLLM's plugin has mended the interpreter."""
 
 
-def selection(ratio: int = 1, numbers: int = 1 << 16, **changes: int) -> "object":
+def selection(ratio: int = 1, numbers: int = 1 << 16, **changes: int) -> Any:
     from spark_overlay.indexer.kernels.launch import Selection, Tuning
 
     given = {"keys": 32, "group": 2, "candidate_keys": 32, "block": BLOCK} | changes

@@ -383,7 +383,7 @@ class Selection:
         places = values  # round 0 reads none
         for number in range(len(rounds_of(most, count, tuning.block)) + 1):
             parts = -(-most // tuning.block)
-            keys, next_places = (handed[2 * number : 2 * number + 2] + [values, values])[:2]
+            keys, next_places, *_ = [*handed[2 * number : 2 * number + 2], values, values]
             select.choose[(last - first, parts)](
                 values,
                 places,
@@ -407,6 +407,7 @@ class Selection:
                 SIZE=size,
                 CHOSEN=0 if chosen is None else chosen.shape[1],
                 COUNT=count,
+                TAIL=triton.next_power_of_2(count),
                 BLOCK=tuning.block,
                 ROUND=number,
                 num_warps=tuning.block_warps,

@@ -78,6 +78,7 @@ def choose(
     SIZE: tl.constexpr,
     CHOSEN: tl.constexpr,
     COUNT: tl.constexpr,
+    TAIL: tl.constexpr,
     BLOCK: tl.constexpr,
     ROUND: tl.constexpr,
 ):
@@ -126,17 +127,17 @@ def choose(
             place = block * SIZE + index % SIZE
     else:
         place = tl.load(places + here * value_stride + index, mask=keep, other=-1)
-    tail = tl.arange(0, BLOCK)
+    tail = tl.arange(0, TAIL)
     empty = (tail >= found) & (tail < COUNT)
     if left <= BLOCK:
         line = final + row.to(tl.int64) * final_stride
         tl.store(line + rank, place, mask=keep)
-        tl.store(line + tail, tl.full((BLOCK,), -1, tl.int32), mask=empty)
+        tl.store(line + tail, tl.full((TAIL,), -1, tl.int32), mask=empty)
     else:
         onward = here * next_stride + part * COUNT
         tl.store(next_places + onward + rank, place, mask=keep)
         tl.store(next_keys + onward + rank, key.to(tl.int32, bitcast=True), mask=keep)
-        tl.store(next_keys + onward + tail, tl.full((BLOCK,), 0, tl.int32), mask=empty)
+        tl.store(next_keys + onward + tail, tl.full((TAIL,), 0, tl.int32), mask=empty)
 
 
 @triton.jit(do_not_specialize=["rows", "requests", "width"])
