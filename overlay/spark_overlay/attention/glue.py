@@ -38,9 +38,9 @@ logger = init_logger(__name__)
 class SparkSWAMetadataBuilder(DeepseekV41SparseSWAMetadataBuilder):
     """The sliding window's metadata without FlashMLA's tile schedules."""
 
-    #: A decode step in one graph: nothing below asks the device anything, and a padded row has no
-    #: slot.
-    _cudagraph_support: ClassVar[AttentionCGSupport] = AttentionCGSupport.UNIFORM_BATCH
+    #: A decode step in one graph, however many tokens each request has (adaptive verification):
+    #: nothing below asks the device anything, and a padded row has no slot.
+    _cudagraph_support: ClassVar[AttentionCGSupport] = AttentionCGSupport.ALWAYS
 
     def build_tile_scheduler(self, num_decode_tokens: int) -> dict[str, None]:
         return dict.fromkeys(("swaonly", "c4a", "c128a", "c1a", "c2a"))
