@@ -75,7 +75,10 @@ def accepted(one: str, other: str) -> Judge:
             )
             values |= {f"{name}_accepted": round(taken / drafted, 4), f"{name}_drafted": drafted}
             values |= {f"{name}_wrong_tokens": wrong, **classes(bench, name)}
+            found = values[f"{name}_attention"] = answers["classes"][0]["attention"]
             right = right and wrong == 0
+            if bench.device != "cpu":
+                right = right and found == ATTENTION[ENGINES[name].attention]
         rates = [values[f"{name}_accepted"] for name in (one, other)]
         # A draft that is always or never right would tell nothing.
         right = right and all(0.05 < rate < 0.99 for rate in rates)
