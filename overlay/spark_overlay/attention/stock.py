@@ -31,14 +31,17 @@ DISPATCH = model._select_dsv4_attn_cls
 
 
 def missing(capability: tuple[int, int] | None) -> str:
-    """What vLLM's class for this GPU needs and does not find, in words; empty: nothing."""
+    """What vLLM's class for this GPU lacks here, in words; empty: nothing. On SM12x FlashInfer is
+    tried on a small case."""
     if capability is None or capability[0] != 12:
         return ""
     from vllm.utils.flashinfer import has_flashinfer_sparse_mla_sm120
 
-    if has_flashinfer_sparse_mla_sm120():
-        return ""
-    return "FlashInfer's sparse MLA is not installed (flashinfer-python==0.7.2.post1 has it)"
+    if not has_flashinfer_sparse_mla_sm120():
+        return "FlashInfer's sparse MLA is not installed (flashinfer-python==0.7.2.post1 has it)"
+    from spark_overlay.attention import contest
+
+    return contest.fault("stock", contest.case(torch.device("cuda"), 4))
 
 
 def _page_sizes(kv_cache_spec: Any = None) -> list[int]:
