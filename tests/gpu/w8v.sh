@@ -16,7 +16,7 @@ limit=$(left)
 timeout -k 5 $((limit + 5)) python3 tests/gpu/run.py --limit $((limit - 8)) --at-once 6 \
     --commit "${COMMIT:-unknown}" --out "$OUT/vllm.json" --keep-logs "$OUT/logs" \
     portable-layers portable-replies asked-stock-layers portable-stock portable-graphs \
-    portable-again portable-tokens portable-replay portable-draft >"$OUT/vllm.log" 2>&1 &
+    portable-again portable-tokens portable-replay portable-known portable-draft >"$OUT/vllm.log" 2>&1 &
 engines=$!
 
 timeout 100 python3 -m pytest -q -s -m gpu -p no:cacheprovider \
