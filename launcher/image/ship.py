@@ -92,7 +92,7 @@ class Ship:
         words = rsync.push(
             self.worker.endpoint, self.worker.config, [str(tar)], target,
             "--times", "--partial", "--inplace", f"--timeout={SILENCE}", "--chmod=F600",
-            "--outbuf=N", "--info=progress2",
+            "--outbuf=N", "--info=progress2", fast=True,
         )  # fmt: skip
         since = self.console.now()
 
@@ -120,7 +120,8 @@ class Ship:
     def _by_stream(self, travelling: str) -> None:
         self.console.say("  streaming the image to the worker; broken off, it begins anew")
         since = self.console.now()
-        load = (*self.worker.endpoint.ssh(self.worker.config), "docker load --quiet")
+        *words, host = self.worker.endpoint.ssh(self.worker.config)
+        load = (*words, *rsync.FAST, host, "docker load --quiet")
         ended = pipe.through(
             self._save_argv(travelling),
             load,
