@@ -136,11 +136,15 @@ class Ship:
         if found is None or not identity.same(found, image):
             layers = () if found is None else found.layers
             self.there.untag(travelling)
+            # Equal in size and time, rsync would keep them for ever.
+            self.worker.remove(Path(self._far))
+            staged.remove(self._tar)
             raise LauncherError(
                 f"what the worker loaded is another image: "
                 f"{identity.first_difference(image.layers, layers)}",
                 "the head's layers on the worker, in the same order",
-                f"docker image inspect {self.name} on both nodes; the worker's name was not moved",
+                f"./start.sh again saves and copies it anew; docker image inspect {self.name} on"
+                " both nodes shows what is there (the worker's name was not moved)",
             )
         self.there.tag(travelling, self.name)
         self.there.untag(travelling)
