@@ -9,6 +9,7 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
+from spark_overlay.collector import paused
 from spark_overlay.engram.source import is_table_tensor
 from spark_overlay.exl3.format import Exl3FormatError
 from spark_overlay.exl3.modules import OWN_LEAVES
@@ -76,14 +77,16 @@ class PackedLoader:
             return stack.suh.device
         return torch.device("cpu")
 
+    @paused()
     def wanted(self, files: Collection[Path]) -> list[Wanted]:
         """What of these files this rank has a use for, by byte. Raises Exl3FormatError where the
         share is not what the model has room for."""
         names = {file.name for file in files}
+        chosen = {file for file in {h.file for h in self.tensors.values()} if file.name in names}
         flats: dict[int, Flat] = {}
         found = []
         for name, header in self.tensors.items():
-            if header.file.name in names and (one := self._want(name, header, flats)) is not None:
+            if header.file in chosen and (one := self._want(name, header, flats)) is not None:
                 found.append(one)
         return found
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import mmap
 import os
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -15,6 +16,13 @@ from spark_overlay.loading.plan import PAGE, Block
 
 class LoadError(RuntimeError):
     """A checkpoint that could not be read; the message names the file and what to do."""
+
+
+def ring(slots: int, size: int) -> tuple[mmap.mmap, list[memoryview]]:
+    """Memory of a reader: ``slots`` pieces of ``size`` bytes, page-aligned, of no file."""
+    memory = mmap.mmap(-1, slots * size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    view = memoryview(memory)
+    return memory, [view[at : at + size] for at in range(0, slots * size, size)]
 
 
 class _File:

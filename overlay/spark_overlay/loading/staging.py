@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import logging
 import math
-import mmap
 from types import TracebackType
 
 import torch
 from torch import Tensor
 
 from spark_overlay.loading.cuts import Piece
+from spark_overlay.loading.reader import ring
 
 log = logging.getLogger("vllm.spark_overlay.loading")
 
@@ -49,9 +49,8 @@ def place(source: Flat, piece: Piece, target: Flat, base: int) -> None:
     """Copy a piece of what was read to ``base`` bytes and on into ``target``."""
     at = base + piece.target
     stride = piece.stride if piece.rows > 1 else 0
-    width = math.gcd(
-        8, piece.source, at, piece.width, stride, source.offset, target.offset
-    )  # gcd(8, 0) is 8
+    # gcd(8, 0) is 8
+    width = math.gcd(8, piece.source, at, piece.width, stride, source.offset, target.offset)
     there, here = target.words(width), source.words(width)
     row, first, out = piece.width // width, piece.source // width, at // width
     if piece.rows == 1:
@@ -70,12 +69,9 @@ class Staging:
 
     def __init__(self, device: torch.device, slots: int, size: int) -> None:
         self.device = device
-        self._memory = mmap.mmap(-1, slots * size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-        whole = torch.frombuffer(self._memory, dtype=torch.uint8)
-        parts = list(whole.split(size))
-        self.host = [Flat(part) for part in parts]
-        view = memoryview(self._memory)
-        self.views = [view[at : at + size] for at in range(0, slots * size, size)]
+        memory, self.views = ring(slots, size)
+        whole = torch.frombuffer(memory, dtype=torch.uint8)
+        self.host = [Flat(part) for part in whole.split(size)]
         self._pinned = 0
         self._there: Flat | None = None
         self._copied: dict[int, torch.cuda.Event] = {}
