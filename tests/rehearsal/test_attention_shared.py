@@ -259,3 +259,26 @@ def test_the_kernel_makes_the_same_slots() -> None:
     chosen_slots(topk, where.block_table, where.request, where.states, out)
     assert torch.equal(out, slots_of(topk, where))
     assert (out < 0).any() and (out >= 0).any()
+
+
+def test_the_indexer_is_told_this_call_s_positions_within_the_break() -> None:
+    """A replayed graph runs its breaks with this step's tensors and no other Python: positions
+    told outside were an earlier pass's, whose memory was another's by then."""
+    from spark_overlay.attention.glue import SparkAttention
+
+    heard: list[Any] = []
+
+    class Op:
+        positions: Any = None
+
+        def __call__(self, *given: Any) -> None:
+            heard.append(self.positions)
+
+    layer = SparkAttention.__new__(SparkAttention)
+    torch.nn.Module.__init__(layer)
+    layer.indexer = SimpleNamespace(indexer_op=Op())
+    layer.forward_mqa = lambda *given: None
+    x = torch.zeros(2, 4)
+    for positions in (torch.tensor([7, 8]), torch.tensor([0, 1])):
+        layer._sparse_indexer_and_attn(x, x, None, x, x, x, positions, x)
+        assert heard[-1] is positions

@@ -13,6 +13,7 @@ from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
+from vllm.compilation.breakable_cudagraph import eager_break_during_capture
 from vllm.forward_context import get_forward_context
 from vllm.logger import init_logger
 from vllm.models.deepseek_v41.attention import DeepseekV4Attention
@@ -93,6 +94,25 @@ class SparkAttention(DeepseekV4Attention):
         self, hidden_states: Tensor
     ) -> tuple[Tensor, Tensor | None, Tensor | None]:
         return project_inputs(self, hidden_states)
+
+    @eager_break_during_capture
+    def _sparse_indexer_and_attn(
+        self,
+        hidden_states: Tensor,
+        index_q: Tensor | None,
+        index_q_scale: Tensor | None,
+        index_weights: Tensor | None,
+        q: Tensor,
+        kv: Tensor,
+        positions: Tensor,
+        out: Tensor,
+    ) -> None:
+        """vLLM's break between pieces of a graph: what the indexer is told is told in it."""
+        if self.indexer is not None:
+            self.indexer.indexer_op.positions = positions
+        super()._sparse_indexer_and_attn(
+            hidden_states, index_q, index_q_scale, index_weights, q, kv, positions, out
+        )
 
     def forward_mqa(self, q: Tensor, kv: Tensor, positions: Tensor, output: Tensor) -> None:
         """``q [T, H, 512]`` rotated; fills ``output [T, H, 512]``, on a GPU with RoPE turned back.
