@@ -16,7 +16,7 @@ def made(seed: int, device: str = "cuda") -> torch.Generator:
 def cache(
     pages: int, block: int, seed: int, device: str = "cuda", *, pad: int = 0, scales: int = 118
 ) -> Tensor:
-    """uint8 ``[pages, block, 584]``, pages ``pad`` bytes apart: any finite e4m3 code, RoPE values of
+    """uint8 ``[pages, block, 584]``, ``pad`` bytes between: any finite e4m3 code, RoPE values of
     N(0, 1), UE8M0 from ``scales`` to ``scales + 3``; the bytes between pages are 0xFF."""
     size = block * RECORD_BYTES + pad
     source = made(seed, device)
