@@ -4,6 +4,9 @@
 namespace attention {
 namespace {
 
+/* Tiles of 32 are for every GPU, of 64 for those that give a CTA 163 KB (SM80) or more. */
+static_assert(sizeof(Shared<32, 2>) <= 99 * 1024 && sizeof(Shared<64, 2>) <= 163 * 1024);
+
 template <int KEYS, int MT>
 cudaError_t launch(const Launch &p, cudaStream_t stream) {
     constexpr int bytes = static_cast<int>(sizeof(Shared<KEYS, MT>));
