@@ -10,6 +10,7 @@ import vllm.envs as envs
 from torch import Tensor, nn
 from vllm.forward_context import get_forward_context
 from vllm.models.deepseek_v41.attention import DeepseekV4Indexer
+from vllm.models.deepseek_v41.common import ops as vllm_ops
 from vllm.v1.attention.backend import AttentionCGSupport, AttentionMetadataBuilder
 from vllm.v1.attention.backends.mla.compressor_utils import get_compressed_slot_mapping
 from vllm.v1.attention.backends.mla.indexer import (
@@ -25,6 +26,35 @@ from spark_overlay.indexer.reference import (
     scores,
     top_positions,
 )
+
+STOCK_QUERIES = vllm_ops.fused_indexer_q_rope_quant
+
+
+def fused_indexer_q_rope_quant(
+    positions: Tensor,
+    index_q: Tensor,
+    index_q_cos_sin_cache: Tensor,
+    index_weights: Tensor,
+    index_weights_softmax_scale: float,
+    index_weights_head_scale: float,
+    use_fp4: bool = False,
+    weights_out_dtype: torch.dtype = torch.float32,
+) -> Any:
+    """vLLM's index queries in e4m3; on a GPU without a conversion that some lack."""
+    given = (
+        positions,
+        index_q,
+        index_q_cos_sin_cache,
+        index_weights,
+        index_weights_softmax_scale,
+        index_weights_head_scale,
+    )
+    if use_fp4 or weights_out_dtype != torch.float32 or not index_q.is_cuda:
+        return STOCK_QUERIES(*given, use_fp4, weights_out_dtype)
+    from spark_overlay.indexer.kernels.queries import quantise_queries
+
+    positions, query, table, weights, softmax_scale, head_scale = given
+    return quantise_queries(query, weights, positions, table, softmax_scale, head_scale)
 
 
 class SparkIndexerMetadataBuilder(AttentionMetadataBuilder[DeepseekV32IndexerMetadata]):

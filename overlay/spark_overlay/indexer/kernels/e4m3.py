@@ -42,3 +42,17 @@ def as_float16(byte, PACKED: tl.constexpr):
     else:
         wide = byte.to(tl.uint16)
         return (((wide & 0x80) << 8) | ((wide & 0x7F) << 7)).to(tl.float16, bitcast=True)
+
+
+@triton.jit
+def from_float32(value):
+    """float32 of any size -> e4m3's byte: to the nearest, ties to even, at most 448."""
+    bits = value.to(tl.int32, bitcast=True)
+    size = tl.minimum(tl.abs(value), 448.0)
+    # From 2**-6 on the upper bits are e4m3's but for the exponent's bias: round off twenty.
+    whole = size.to(tl.int32, bitcast=True)
+    normal = ((whole + 0x7FFFF + ((whole >> 20) & 1)) >> 20) - (120 << 3)
+    # Below, steps are of 2**-9: those of a float32 at 2**14.
+    small = (size + 16384.0).to(tl.int32, bitcast=True) - 0x46800000
+    code = tl.where(size < 0.015625, small, normal)
+    return (code | ((bits >> 24) & 0x80)).to(tl.uint8)
