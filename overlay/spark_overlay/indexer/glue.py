@@ -113,6 +113,10 @@ class SparkIndexerBackend(DeepseekV41IndexerBackend):
     def get_supported_kernel_block_sizes(kv_cache_spec: Any = None) -> list[int]:
         return [64, 128]
 
+
+class PortableIndexerBackend(SparkIndexerBackend):
+    """That of a cache which the operation below reads: nothing of DeepGEMM's is built."""
+
     @staticmethod
     def get_builder_cls() -> type[SparkIndexerMetadataBuilder]:
         return SparkIndexerMetadataBuilder
@@ -120,6 +124,10 @@ class SparkIndexerBackend(DeepseekV41IndexerBackend):
     @classmethod
     def supports_device_cpu_query_lens_mismatch(cls) -> bool:
         return True
+
+
+def _portable_backend() -> type[PortableIndexerBackend]:
+    return PortableIndexerBackend
 
 
 class SparkIndexerOp(nn.Module):
@@ -157,6 +165,7 @@ class SparkIndexerOp(nn.Module):
             )
         # The cache is a layer of its own; keep it out of this module's children.
         object.__setattr__(self, "k_cache", k_cache)
+        k_cache.get_attn_backend = _portable_backend
         self.topk_tokens = topk_tokens
         self.topk_indices_buffer = topk_indices_buffer
         self.compress_ratio = compress_ratio
@@ -183,8 +192,8 @@ class SparkIndexerOp(nn.Module):
             return self.topk_indices_buffer
         pages = metadata[self.metadata_key]
         if q.is_cuda:
-            table = metadata[self.k_cache.prefix].block_table
-            self._by_kernels(q, weights, pages, table, hidden.shape[0])
+            keys = metadata[self.k_cache.prefix]
+            self._by_kernels(q, weights, pages, keys, hidden.shape[0])
             return self.topk_indices_buffer
         count = pages.num_actual_tokens
         visible = (self.positions[:count] + 1) // self.compress_ratio
@@ -206,7 +215,7 @@ class SparkIndexerOp(nn.Module):
             self.topk_indices_buffer[rows] = self._select(score, visible[rows], rows)
         return self.topk_indices_buffer
 
-    def _by_kernels(self, q: Tensor, weights: Tensor, pages: Any, table: Tensor, rows: int) -> None:
+    def _by_kernels(self, q: Tensor, weights: Tensor, pages: Any, keys: Any, rows: int) -> None:
         from spark_overlay.indexer.kernels.launch import Candidates, Selection, Step
 
         cache = self.k_cache.kv_cache
@@ -217,8 +226,8 @@ class SparkIndexerOp(nn.Module):
         step = Step(
             request=pages.req_id_per_token,
             starts=pages.query_start_loc,
-            positions=self.positions,
-            table=table,
+            lengths=keys.seq_lens,
+            table=keys.block_table,
             longest=pages.max_query_len,
             bound=pages.max_seq_len,
         )
