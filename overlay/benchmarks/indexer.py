@@ -82,19 +82,17 @@ class Bench:
 
         from spark_overlay.indexer.kernels import launch
 
-        rows, width = one.final.shape[0], one.step.bound
+        rows, width, fan = one.final.shape[0], one.step.bound, self.layer.tuning.fan
         limited = kind == "limited" and width > made.BLOCKS * made.SIZE
         scored = made.BLOCKS * made.SIZE if limited else width
-        used = launch.plan(scored, made.COUNT, 0, 1, self.layer.tuning.block)
+        used = launch.plan(scored, made.COUNT, fan)
         rows = min(rows, self.workspace.numel() // used.numbers)
-        parts = self.layer._parts(used, rows)
-        given = (one.q.view(torch.uint8), one.weights, one.cache, one.step)
+        held = launch.Rows(one.step, 0, rows, width, *self.layer._parts(used, rows))
+        given = (one.q.view(torch.uint8), one.weights, one.cache, held)
         if limited:
             candidates = launch.Candidates(one.chosen, made.SIZE, False)
-            return lambda: self.layer._candidate_scores(
-                *given, candidates, parts[0], 0, rows, width
-            )
-        return lambda: self.layer._scores(*given, None, parts, 0, rows, width)
+            return lambda: self.layer._candidate_scores(*given, candidates, fan)
+        return lambda: self.layer._scores(*given, fan)
 
     def floor(self, shape: Shape, kind: str) -> tuple[float, str]:
         """us, and what decides it."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import indexer_inputs as made
 from indexer_inputs import COUNT, KEY_DIM, SIZE, STATES, Inputs, Shape
 
 #: Rows of a request that DeepGEMM's SM90 kernel takes together; others are flattened.
@@ -23,7 +24,7 @@ def decode(shape: Shape, one: Inputs, kind: str) -> Callable[[], Any]:
 
     together = shape.rows if shape.rows in NATIVE else 1
     batch = shape.total // together
-    seen = (one.step.positions + 1).int().view(batch, together)
+    seen = made.seen(shape).view(batch, together)
     table = one.step.table.repeat_interleave(shape.rows // together, 0).contiguous()
     sms = torch.cuda.get_device_properties(0).multi_processor_count
     schedule = deep_gemm.get_paged_mqa_logits_metadata(seen, STATES, sms)
@@ -60,7 +61,7 @@ def prefill(shape: Shape, one: Inputs, kind: str) -> Callable[[], Any]:
     gpu = "cuda"
     keys = torch.empty(shape.context, KEY_DIM, dtype=torch.float8_e4m3fn, device=gpu)
     scales = torch.empty(shape.context, 4, dtype=torch.uint8, device=gpu)
-    ends = (one.step.positions + 1).int()
+    ends = made.seen(shape)
     starts = torch.zeros_like(ends)
     lengths = torch.tensor([0, shape.context], dtype=torch.int32, device=gpu)
 

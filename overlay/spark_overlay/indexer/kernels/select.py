@@ -162,10 +162,10 @@ def choose(
     tops += here * tops_stride
     outer = lists + here * lists_stride
     inner = outer + COUNT
-    if MIDDLE > 0:
+    if MIDDLE > 0:  # noqa: SIM102 (known when compiled, then asked of the device)
         if entries > LAST:
             blocks = (entries + FAN - 1) // FAN
-            if FIRST > 0:
+            if FIRST > 0:  # noqa: SIM102
                 if blocks > MIDDLE:
                     index = square(FIRST)
                     best = best_of(tops, index, blocks, -1, FAN)
