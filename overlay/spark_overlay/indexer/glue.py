@@ -135,7 +135,8 @@ class SparkIndexerOp(nn.Module):
 
     ``metadata_key`` names the compressed cache whose block table holds the keys' pages (key and
     value pages of a source share their block ids); the attention layer sets it. ``positions`` are
-    the step's, handed over by the indexer."""
+    the step's; the attention layer hands them over with each call, for a graph that is replayed
+    runs no Python but that of its breaks."""
 
     metadata_key: str
     positions: Tensor
@@ -247,16 +248,3 @@ class SparkIndexerOp(nn.Module):
 
 class SparkIndexer(DeepseekV4Indexer):
     attn_cls = SparkIndexerOp
-
-    def forward(
-        self,
-        qr: Any,
-        latent: Tensor | None,
-        indexer_weights: Tensor,
-        positions: Tensor,
-        rotary_emb: nn.Module,
-        *args: Any,
-        **kwargs: Any,
-    ) -> Any:
-        self.indexer_op.positions = positions
-        return super().forward(qr, latent, indexer_weights, positions, rotary_emb, *args, **kwargs)
