@@ -16,26 +16,27 @@ class PlanError(ValueError):
 @dataclass(frozen=True)
 class OneLaunch:
     """``rows`` share a counter; the weight is cut into tiles of ``tile_n`` of its 24 coefficients
-    and ``splits`` of the hidden size, each in steps of ``block`` columns. ``dot``: on tensor
-    cores, a float32 weight as ``limbs`` bf16 numbers. ``stages``: of a row program's loads."""
+    and ``splits`` of the hidden size, each in steps of ``block`` columns. A
+    float32 weight goes as ``limbs`` bf16 numbers. ``loads`` and ``stages``:
+    depth of the pipelines of a projection's and a row's loads."""
 
     rows: int
     tile_n: int
     splits: int
     block: int
     warps: int
-    dot: bool = True
+    loads: int = 3
     limbs: int = 2
-    stages: int = 4
+    stages: int = 6
 
     @property
     def m(self) -> int:
         """Rows of a tile: tensor cores take 16 at least."""
-        return max(16, self.rows) if self.dot else self.rows
+        return max(16, self.rows)
 
     @property
     def n(self) -> int:
-        least = max(16 if self.dot else 1, self.tile_n)
+        least = max(16, self.tile_n)
         return 1 << (least - 1).bit_length()
 
     @property
