@@ -85,7 +85,7 @@ class Bench:
         rows, width, fan = one.final.shape[0], one.step.bound, self.layer.tuning.fan
         limited = kind == "limited" and width > made.BLOCKS * made.SIZE
         scored = made.BLOCKS * made.SIZE if limited else width
-        used = launch.plan(scored, made.COUNT, fan)
+        used = launch.plan(scored, fan)
         rows = min(rows, self.workspace.numel() // used.numbers)
         held = launch.Rows(one.step, 0, rows, width, *self.layer._parts(used, rows))
         given = (one.q.view(torch.uint8), one.weights, one.cache, held)

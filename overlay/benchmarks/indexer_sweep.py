@@ -110,7 +110,7 @@ class Part:
         rows, width, fan = inputs.final.shape[0], inputs.step.bound, layer.tuning.fan
         limited = self.name == "limited"
         scored = made.BLOCKS * made.SIZE if limited else width
-        used = launch.plan(scored, made.COUNT, fan)
+        used = launch.plan(scored, fan)
         held = launch.Rows(inputs.step, 0, rows, width, *layer._parts(used, rows))
         arguments = (inputs.q.view(torch.uint8), inputs.weights, inputs.cache, held)
         if self.name == "dense":

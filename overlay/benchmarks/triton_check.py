@@ -117,21 +117,23 @@ def compile_one(package: str, index: int, arch: int) -> Found:
 
 
 def check(archs: Sequence[int], only: Sequence[str] = (), jobs: int | None = None) -> list[Found]:
-    """Every kernel (whose package's name holds one of ``only``) for every architecture."""
+    """Every kernel (whose package's or own name holds one of ``only``) for every architecture."""
     work = [
         (package, index, arch)
         for package in packages()
-        if not only or any(name in package for name in only)
-        for index in range(len(importlib.import_module(package).kernels()))
+        for index, one in enumerate(importlib.import_module(package).kernels())
+        if not only or any(name in package or name in one.name for name in only)
         for arch in archs
     ]
+    if not work:
+        raise SystemExit(f"no kernel is named {', '.join(only) or 'at all'}")
     with ProcessPoolExecutor(jobs or os.cpu_count() or 1) as pool:
         return list(pool.map(compile_one, *zip(*work, strict=True)))
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("packages", nargs="*", help="parts of packages' names (default: all)")
+    parser.add_argument("names", nargs="*", help="parts of packages' or kernels' names")
     parser.add_argument("--json", action="store_true", help="print JSON")
     parser.add_argument("--arch", action="append", type=int, help="only this one; may be repeated")
     parser.add_argument("--jobs", type=int)
@@ -139,7 +141,7 @@ def main() -> int:
     if os.environ.get("TRITON_INTERPRET") == "1":
         parser.error("nothing is compiled under TRITON_INTERPRET=1")
     began = time.monotonic()
-    found = check(given.arch or ARCHITECTURES, given.packages, given.jobs)
+    found = check(given.arch or ARCHITECTURES, given.names, given.jobs)
     wrong = sum(bool(one.faults()) for one in found)
     if given.json:
         rows = [{**asdict(one), "faults": one.faults()} for one in found]

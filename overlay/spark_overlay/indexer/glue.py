@@ -179,7 +179,6 @@ class SparkIndexerOp(nn.Module):
                 topk_indices_buffer.device,
                 rows=topk_indices_buffer.shape[0],
                 width=max_model_len,
-                count=topk_tokens,
                 blocks=blocks if candidate_write else 0,
                 size=candidate_block_size,
                 most=envs.VLLM_SPARSE_INDEXER_MAX_LOGITS_MB << 20,

@@ -73,6 +73,8 @@ def kernels() -> list[Compiled]:
             "CHOSEN": 2048,
             "COUNT": count,
             "TAIL": count,
+            "PICKED": sizes.picked,
+            "ROOM": sizes.picked,
             "FAN": fan,
             "LAST": sizes.last,
             "MIDDLE": sizes.middle,

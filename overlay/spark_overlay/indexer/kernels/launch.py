@@ -79,6 +79,7 @@ class Steps:
     last: int
     middle: int
     first: int
+    picked: int  # blocks between two steps, at most
 
 
 def steps_of(entries: int, count: int, fan: int, last: int) -> Steps:
@@ -86,18 +87,19 @@ def steps_of(entries: int, count: int, fan: int, last: int) -> Steps:
     count's blocks, else what does."""
     last = max(last, triton.next_power_of_2(count * fan), LINE)
     if entries <= last:
-        return Steps(min(last, max(LINE, triton.next_power_of_2(entries))), 0, 0)
+        return Steps(min(last, max(LINE, triton.next_power_of_2(entries))), 0, 0, count)
+    picked = max(count, last // fan)
     blocks = -(-entries // fan)
     middle = min(last, max(LINE, triton.next_power_of_2(blocks)))
     if blocks <= middle:
-        return Steps(last, middle, 0)
+        return Steps(last, middle, 0, picked)
     more = max(LINE, triton.next_power_of_2(-(-blocks // fan)))
     if more > MOST:
         raise ValueError(
             f"{entries} values are more than the indexer chooses of ({MOST * fan * fan}): serve a "
             "shorter context"
         )
-    return Steps(last, middle, more)
+    return Steps(last, middle, more, picked)
 
 
 @dataclass(frozen=True)
@@ -117,18 +119,18 @@ def rounded(count: int) -> int:
     return -(-count // ROUNDED) * ROUNDED
 
 
-def plan(width: int, count: int, fan: int) -> Plan:
-    """Of a call that scores ``width`` positions a row and chooses ``count`` of something."""
-    return Plan(rounded(width), rounded(-(-width // fan)), rounded(2 * count))
+def plan(width: int, fan: int) -> Plan:
+    """Of a call that scores ``width`` positions a row and writes the best of each ``fan``."""
+    return Plan(rounded(width), rounded(-(-width // fan)), 2 * MOST // fan)
 
 
 def workspace_numbers(
-    rows: int, width: int, count: int, blocks: int, size: int, most: int, tuning: Tuning
+    rows: int, width: int, blocks: int, size: int, most: int, tuning: Tuning
 ) -> int:
     """Numbers of a workspace for steps of ``rows`` rows that see ``width`` positions: all rows at
     once, but not over ``most`` unless a single row needs more. ``blocks`` candidates of ``size``
     are chosen, too (0: none)."""
-    each = plan(width, max(count, blocks), size if blocks else tuning.fan).numbers
+    each = plan(width, size if blocks else tuning.fan).numbers
     return max(each, min(rows * each, most))
 
 
@@ -224,14 +226,13 @@ class Selection:
         width: int,
     ) -> None:
         limited = candidates is not None and not candidates.write
-        scored, most, fan = width, self.count, self.tuning.fan
+        scored, fan = width, self.tuning.fan
         if candidates is not None:
-            blocks = candidates.chosen.shape[1]
             if limited:
-                scored = blocks * candidates.size
+                scored = candidates.chosen.shape[1] * candidates.size
             else:
-                most, fan = max(most, blocks), candidates.size
-        used = plan(scored, most, fan)
+                fan = candidates.size
+        used = plan(scored, fan)
         at_once = self.workspace.numel() // used.numbers
         if not at_once:
             raise ValueError(
@@ -394,6 +395,8 @@ class Selection:
             CHOSEN=chosen.shape[1],
             COUNT=count,
             TAIL=triton.next_power_of_2(count),
+            PICKED=sizes.picked,
+            ROOM=triton.next_power_of_2(sizes.picked),
             FAN=fan,
             LAST=sizes.last,
             MIDDLE=sizes.middle,

@@ -7,8 +7,8 @@ blocks are too many, blocks of blocks first. Each step looks at few thousand val
 
 A value's bits, put in order, are an integer. The COUNT-th largest is found between bounds, where
 how many values reach a guess is counted for two guesses at once: one in proportion (few steps for
-values that lie evenly), one in the middle (32 at most for any). What is chosen is written in the
-order of its places.
+values that lie evenly), one in the middle (32 at most for any). Blocks may be some more than COUNT,
+so that few guesses do. What is chosen is written in the order of its places.
 """
 
 from __future__ import annotations
@@ -35,14 +35,20 @@ def in_order(value):
 
 
 @triton.jit
-def kth_largest(key, COUNT: tl.constexpr):
-    """A value that at least COUNT of ``key`` reach, and no more than tie at it; the least that is
-    more than 0 where fewer are."""
-    low = tl.min(tl.where(key > 0, key, 0xFFFFFFFF))
-    high = tl.max(key) + 1
-    reach = tl.sum((key > 0).to(tl.int32))
+def extremes(key):
+    """The largest of ``key`` and the least that is more than 0 (or 0xFFFFFFFF), in one go."""
+    least = ~tl.where(key > 0, key, 0xFFFFFFFF)
+    both = tl.max(tl.reshape(tl.join(key, least), (key.shape[0] * key.shape[1], 2)), axis=0)
+    most, least = tl.split(both)
+    return most, ~least
+
+
+@triton.jit
+def threshold(key, low, high, reach, COUNT: tl.constexpr, MOST: tl.constexpr):
+    """A value that at least COUNT of ``key`` reach and at most MOST, or all that tie at it do
+    (``low`` where fewer are). At least COUNT reach ``low``, or all: ``reach``; none ``high``."""
     beyond = reach * 0
-    while (high > low + 1) & (reach > COUNT):
+    while (high > low + 1) & (reach > MOST):
         wide = high - low
         share = (reach - COUNT).to(tl.float32) / (reach - beyond).to(tl.float32)
         guess = (wide.to(tl.float32) * share).to(tl.uint32)
@@ -61,10 +67,9 @@ def kth_largest(key, COUNT: tl.constexpr):
 
 
 @triton.jit
-def write(key, place, line, COUNT: tl.constexpr, TAIL: tl.constexpr):
+def write(key, place, least, line, COUNT: tl.constexpr, TAIL: tl.constexpr):
     """``place`` of the COUNT largest of ``key`` (both ``[R, LINE]``) to ``line``, in order, then
-    -1."""
-    least = kth_largest(key, COUNT)
+    -1. No more than COUNT are more than ``least``."""
     above = (key > least) & (key > 0)
     equal = (key == least) & (key > 0)
     # Both counts in one number: neither reaches 2**15.
@@ -135,6 +140,8 @@ def choose(
     CHOSEN: tl.constexpr,
     COUNT: tl.constexpr,
     TAIL: tl.constexpr,
+    PICKED: tl.constexpr,
+    ROOM: tl.constexpr,
     FAN: tl.constexpr,
     LAST: tl.constexpr,
     MIDDLE: tl.constexpr,
@@ -143,8 +150,9 @@ def choose(
     """``final [row, COUNT]``: places of a row's best, ascending, -1 padded; rows that are padding
     get -1 alone. Blocks of values each step looks at: ``LAST`` values, ``MIDDLE`` blocks of
     ``FAN`` (0: no row has more than ``LAST`` values), ``FIRST`` blocks of blocks (0: none has more
-    than ``MIDDLE`` blocks). ``tops``: each block's best, where KIND is not BLOCKS. ``lists [row, 2
-    * COUNT]`` int32: for what is picked between."""
+    than ``MIDDLE`` blocks). ``tops``: each block's best, where KIND is not BLOCKS. At most
+    ``PICKED`` blocks are picked, at least COUNT of them; ``lists [row, 2 * PICKED]`` int32 has room
+    for them. TAIL and ROOM: COUNT and PICKED as powers of two."""
     row = first_row + tl.program_id(0)
     owner = tl.load(request + row, mask=row < rows, other=0)
     live = row < row_count(starts, requests, rows)
@@ -161,35 +169,51 @@ def choose(
     values += here * value_stride
     tops += here * tops_stride
     outer = lists + here * lists_stride
-    inner = outer + COUNT
+    inner = outer + PICKED
+    low = tl.full((), 1, tl.uint32)
+    high = low
+    all_of_them = (entries <= LAST).to(tl.int32)
     if MIDDLE > 0:  # noqa: SIM102 (known when compiled, then asked of the device)
         if entries > LAST:
             blocks = (entries + FAN - 1) // FAN
             if FIRST > 0:  # noqa: SIM102
                 if blocks > MIDDLE:
                     index = square(FIRST)
-                    best = best_of(tops, index, blocks, -1, FAN)
-                    write(in_order(best), index, outer, COUNT, TAIL)
+                    key = in_order(best_of(tops, index, blocks, -1, FAN))
+                    most, least = extremes(key)
+                    left = (blocks + FAN - 1) // FAN
+                    least = threshold(key, least, most + 1, left, COUNT, PICKED)
+                    write(key, index, least, outer, PICKED, ROOM)
                     tl.debug_barrier()
-            index = within(square(MIDDLE), outer, (blocks <= MIDDLE).to(tl.int32), COUNT, FAN)
+            index = within(square(MIDDLE), outer, (blocks <= MIDDLE).to(tl.int32), PICKED, FAN)
             if KIND == BLOCKS:
                 best = best_of(values, index, entries, newest, FAN)
             else:
                 there = (index >= 0) & (index < blocks)
                 best = tl.load(tops + index, mask=there, other=float("-inf"))
-            write(in_order(best), index, inner, COUNT, TAIL)
+            key = in_order(best)
+            most, least = extremes(key)
+            # COUNT blocks have a value that reaches this, so what is chosen does.
+            low = threshold(key, least, most + 1, tl.minimum(blocks, MIDDLE), COUNT, PICKED)
+            high = most + 1
+            write(key, index, low, inner, PICKED, ROOM)
             tl.debug_barrier()
-    index = within(square(LAST), inner, (entries <= LAST).to(tl.int32), COUNT, FAN)
+    index = within(square(LAST), inner, all_of_them, PICKED, FAN)
     there = (index >= 0) & (index < entries)
     value = tl.load(values + index, mask=there, other=float("-inf"))
     if KIND == BLOCKS:
         value = tl.where(there & (index == newest), float("inf"), value)
+    key = in_order(value)
+    if high <= low:
+        most, low = extremes(key)
+        high = most + 1
+    low = threshold(key, low, high, tl.sum((key >= low).to(tl.int32)), COUNT, COUNT)
     if KIND == CANDIDATES:
         block = tl.load(
             chosen + row.to(tl.int64) * chosen_stride + index // SIZE, mask=there, other=0
         )
         index = block * SIZE + index % SIZE
-    write(in_order(value), index, final + row.to(tl.int64) * final_stride, COUNT, TAIL)
+    write(key, index, low, final + row.to(tl.int64) * final_stride, COUNT, TAIL)
 
 
 @triton.jit(do_not_specialize=["rows", "requests", "width"])
