@@ -31,23 +31,22 @@ from spark_overlay.mhc.kernels import launch  # noqa: E402
 from spark_overlay.mhc.plan import OneLaunch, TwoLaunches  # noqa: E402
 
 H = 5120
-SMALL = (1, 4, 12, 16, 32, 64)
+SMALL = (1, 12, 32, 4, 16, 64, 256)
 ONE = [
-    *(OneLaunch(rows, 24, 80, 32, 4, 3) for rows in (4, 8, 16)),
-    OneLaunch(4, 24, 160, 32, 4, 1),
-    *(OneLaunch(rows, 24, 40, 32, 4, 5) for rows in (8, 16)),
-    OneLaunch(8, 12, 40, 64, 4, 3),
-    *(OneLaunch(rows, 12, 40, 32, 4, 5) for rows in (16, 32)),
-    OneLaunch(4, 24, 80, 32, 4, 3, stages=3),
+    *(OneLaunch(rows, 24, 80, 32, 4, 3) for rows in (4, 8, 16, 32)),
+    *(OneLaunch(rows, 24, 40, 32, 4, 5) for rows in (8, 16, 32)),
+    OneLaunch(16, 24, 40, 64, 4, 3),
+    *(OneLaunch(rows, 12, 40, 32, 4, 5) for rows in (8, 16, 32)),
+    *(OneLaunch(rows, 12, 80, 32, 4, 3) for rows in (8, 16)),
+    OneLaunch(8, 24, 80, 32, 4, 3, stages=3),
+    OneLaunch(8, 24, 160, 16, 4, 3),
     plan.TILES_6_8_128,
 ]
-LARGE = (64, 256, 2048)
+LARGE = (2048,)
 TWO = [
-    *(TwoLaunches(16, splits, 32, 4, stages) for splits in (4, 10) for stages in (2, 3)),
-    TwoLaunches(16, 4, 64, 4, 2),
-    TwoLaunches(32, 4, 32, 4, 2),
-    TwoLaunches(32, 10, 32, 4, 1),
-    TwoLaunches(32, 4, 32, 8, 3),
+    *(TwoLaunches(16, splits, 64, 4, stages) for splits in (2, 4, 5) for stages in (2, 3)),
+    TwoLaunches(16, 4, 64, 8, 2),
+    TwoLaunches(32, 5, 32, 4, 2),
 ]
 Geometry = OneLaunch | TwoLaunches
 
@@ -163,7 +162,7 @@ def main(out: Path, limit: float) -> None:
                 row = rows.get(named(one), {})
                 if left() < 3 or "error" in row or "name" not in row:
                     continue
-                if isinstance(one, OneLaunch) and tokens > 16 * one.rows:
+                if isinstance(one, OneLaunch) and tokens > 8 * one.rows:
                     continue
                 try:
                     us = timed([lambda w=w, g=one: launch.run(w, cases.NUMBERS, g) for w in inputs])
@@ -175,7 +174,7 @@ def main(out: Path, limit: float) -> None:
     compare([*ONE, *TWO])
     rows["floor"] = {"us": {"0": round(floor(), 2)}}
     print("a launch of nothing", rows["floor"]["us"]["0"], flush=True)
-    measure([*TWO], LARGE[::-1])
+    measure([*TWO], LARGE)
     measure([*ONE], SMALL)
     errors = [row for row in rows.values() if "error" in row]
     for row in errors[:4]:
@@ -186,7 +185,7 @@ def main(out: Path, limit: float) -> None:
             for name, value in row.get(tokens, {}).items():
                 worst[name] = max(worst.get(name, 0.0), value if value == value else 9.9)
     print("worst", {name: f"{value:.1e}" for name, value in worst.items()}, f"{len(errors)} errors")
-    for tokens in (*SMALL, 256, 2048):
+    for tokens in (*sorted(SMALL), 2048):
         best = sorted(
             (row["us"][str(tokens)], name)
             for name, row in rows.items()

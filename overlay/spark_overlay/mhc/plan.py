@@ -103,16 +103,16 @@ def _block(hidden: int, most: int) -> int:
 
 
 def one_launch(tokens: int, hidden: int) -> OneLaunch:
-    rows = 4 if tokens <= 4 else 8
-    block = _block(hidden, 64)
-    return OneLaunch(rows, MIXES, hidden // block, block, 4)
+    """64 columns of each stream a program, in two steps, whose loads are under way at once."""
+    block = _block(hidden, 32)
+    each = 2 * block if hidden % (2 * block) == 0 else block
+    return OneLaunch(8 if tokens <= 32 else 16, MIXES, hidden // each, block, 4)
 
 
 def two_launches(tokens: int, hidden: int) -> TwoLaunches:
-    rows = 16 if tokens <= 512 else 32
-    block = _block(hidden, 64)
+    """Many shares of the hidden size while rows are few."""
+    few = tokens <= 1024
+    block = _block(hidden, 32 if few else 64)
     steps = hidden // block
-    # Two programs an SM of a large GPU, where there are rows enough.
-    wanted = max(1, 264 // -(-tokens // rows))
-    splits = max(s for s in range(1, min(wanted, steps, 16) + 1) if steps % s == 0)
-    return TwoLaunches(rows, splits, block, 4, 2)
+    splits = max(s for s in range(1, min(10 if few else 4, steps) + 1) if steps % s == 0)
+    return TwoLaunches(16, splits, block, 4, 3 if few else 2)

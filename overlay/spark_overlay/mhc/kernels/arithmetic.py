@@ -203,17 +203,23 @@ def softmax(a, b, c, d, eps):
     """Of four, and ``eps`` more each."""
     top = tl.maximum(tl.maximum(a, b), tl.maximum(c, d))
     a, b, c, d = tl.exp(a - top), tl.exp(b - top), tl.exp(c - top), tl.exp(d - top)
-    of = 1.0 / ((a + b) + (c + d))
+    of = reciprocal((a + b) + (c + d))
     return a * of + eps, b * of + eps, c * of + eps, d * of + eps
 
 
 @triton.jit
-def normalised(a, b, c, d, x0, x1, x2, x3, before, eps):
+def lines(a, b, c, d, x0, x1, x2, x3, before, eps):
     """One line ``a .. d`` of Sinkhorn's first matrix; the crossing lines have factors ``x``.
-    A step divides the line by its sum plus ``eps``; where the line's own factor was ``1 / before``
-    it becomes ``1 / after``. Returns ``after`` and its reciprocal."""
-    after = (a * x0 + b * x1) + (c * x2 + d * x3) + eps * before
-    return after, reciprocal(after)
+    A step divides the line by its sum plus ``eps``: where the line's own factor was ``1 / before``
+    it becomes one by what is returned."""
+    return ((eps * before + a * x0) + b * x1) + (c * x2 + d * x3)
+
+
+@triton.jit
+def reciprocals(a, b, c, d):
+    """Of four, by two: the unit that divides is slow."""
+    ab, cd = reciprocal(a * b), reciprocal(c * d)
+    return b * ab, a * ab, d * cd, c * cd
 
 
 @triton.jit
@@ -286,19 +292,23 @@ def finish_mixes(
     one = a0 * 0.0 + 1.0
     wa, wb, wc, wd = one, one, one, one
     ua, ub, uc, ud = one, one, one, one
-    z0, v0 = normalised(a0, b0, c0, d0, ua, ub, uc, ud, one, sinkhorn_eps)
-    z1, v1 = normalised(a1, b1, c1, d1, ua, ub, uc, ud, one, sinkhorn_eps)
-    z2, v2 = normalised(a2, b2, c2, d2, ua, ub, uc, ud, one, sinkhorn_eps)
-    z3, v3 = normalised(a3, b3, c3, d3, ua, ub, uc, ud, one, sinkhorn_eps)
+    eps = sinkhorn_eps
+    z0 = lines(a0, b0, c0, d0, ua, ub, uc, ud, one, eps)
+    z1 = lines(a1, b1, c1, d1, ua, ub, uc, ud, one, eps)
+    z2 = lines(a2, b2, c2, d2, ua, ub, uc, ud, one, eps)
+    z3 = lines(a3, b3, c3, d3, ua, ub, uc, ud, one, eps)
+    v0, v1, v2, v3 = reciprocals(z0, z1, z2, z3)
     for _ in range(ITERATIONS - 1):
-        wa, ua = normalised(a0, a1, a2, a3, v0, v1, v2, v3, wa, sinkhorn_eps)
-        wb, ub = normalised(b0, b1, b2, b3, v0, v1, v2, v3, wb, sinkhorn_eps)
-        wc, uc = normalised(c0, c1, c2, c3, v0, v1, v2, v3, wc, sinkhorn_eps)
-        wd, ud = normalised(d0, d1, d2, d3, v0, v1, v2, v3, wd, sinkhorn_eps)
-        z0, v0 = normalised(a0, b0, c0, d0, ua, ub, uc, ud, z0, sinkhorn_eps)
-        z1, v1 = normalised(a1, b1, c1, d1, ua, ub, uc, ud, z1, sinkhorn_eps)
-        z2, v2 = normalised(a2, b2, c2, d2, ua, ub, uc, ud, z2, sinkhorn_eps)
-        z3, v3 = normalised(a3, b3, c3, d3, ua, ub, uc, ud, z3, sinkhorn_eps)
+        wa = lines(a0, a1, a2, a3, v0, v1, v2, v3, wa, eps)
+        wb = lines(b0, b1, b2, b3, v0, v1, v2, v3, wb, eps)
+        wc = lines(c0, c1, c2, c3, v0, v1, v2, v3, wc, eps)
+        wd = lines(d0, d1, d2, d3, v0, v1, v2, v3, wd, eps)
+        ua, ub, uc, ud = reciprocals(wa, wb, wc, wd)
+        z0 = lines(a0, b0, c0, d0, ua, ub, uc, ud, z0, eps)
+        z1 = lines(a1, b1, c1, d1, ua, ub, uc, ud, z1, eps)
+        z2 = lines(a2, b2, c2, d2, ua, ub, uc, ud, z2, eps)
+        z3 = lines(a3, b3, c3, d3, ua, ub, uc, ud, z3, eps)
+        v0, v1, v2, v3 = reciprocals(z0, z1, z2, z3)
     p0, p1, p2, p3 = pre
     p0, p1, p2, p3 = sigmoid(p0), sigmoid(p1), sigmoid(p2), sigmoid(p3)
     store_four(pre_out + row * 4, p0 + pre_eps, p1 + pre_eps, p2 + pre_eps, p3 + pre_eps, inside)
