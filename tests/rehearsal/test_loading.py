@@ -18,7 +18,7 @@ from spark_overlay.exl3.modules import OWN_LEAVES, Exl3Facts, scan_modules
 from spark_overlay.exl3.packed import PackedStack, Slab
 from spark_overlay.exl3.shares import share, share_bytes
 from spark_overlay.headers import CheckpointHeaders
-from spark_overlay.loading import request
+from spark_overlay.loading import prepare, prepared, request
 from spark_overlay.loading.plan import PAGE
 from spark_overlay.loading.staging import Staging
 from spark_overlay.loading.stream import stream
@@ -61,7 +61,9 @@ def matrices(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
 
 
 @pytest.mark.parametrize(("rank", "tp"), [(0, 1), (0, 2), (1, 2)])
-def test_a_share_is_what_whole_tensors_give(model_dir: Path, rank: int, tp: int) -> None:
+def test_a_share_is_what_whole_tensors_give(
+    model_dir: Path, tmp_path: Path, rank: int, tp: int
+) -> None:
     tensors = CheckpointHeaders.scan(model_dir, whole=True).tensors
     found = scan_modules(tensors)
     files = sorted(model_dir.glob("*.safetensors"))
@@ -72,22 +74,39 @@ def test_a_share_is_what_whole_tensors_give(model_dir: Path, rank: int, tp: int)
         native |= dict(other.take(load_file(file).items()))
     rows = native["embed.weight"].shape[0] // tp
     held = torch.full((rows + 3, native["embed.weight"].shape[1]), 7.0, dtype=torch.bfloat16)
-    loader = PackedLoader(
-        model, tensors, rows={"embed.weight": Rows(held, rank * rows, (rank + 1) * rows, "e")}
-    )
+
+    def by_rows(held: Tensor) -> dict[str, Rows]:
+        return {"embed.weight": Rows(held, rank * rows, (rank + 1) * rows, "e")}
+
+    loader = PackedLoader(model, tensors, rows=by_rows(held))
     for size in (4 * PAGE, 1 << 20):
         came = dict(stream(loader.wanted(files), loader.device, size=size, slots=3, threads=2))
-    assert loader.finish() == {
-        f"stacks.{i}.{leaf}" for i in range(len(model.stacks)) for leaf in LEAVES
-    } | {"e"}
-    other.finish()
-    expected = dict(matrices(whole))
-    assert len(expected) > 1000
-    for name, tensor in matrices(model):
-        assert torch.equal(tensor.view(torch.int16), expected[name].view(torch.int16)), name
-    assert torch.equal(held[:rows], native.pop("embed.weight")[rank * rows : (rank + 1) * rows])
+    compare(loader, other, came, native)
+    assert torch.equal(held[:rows], native["embed.weight"][rank * rows : (rank + 1) * rows])
     assert not held[rows:].any(), "rows behind the vocabulary are zero"
-    assert came.keys() == native.keys()
+
+    # Once more from the rank's own file, into other memory.
+    job = prepare.task(model_dir, tmp_path, rank, tp)
+    prepare.prepare(job, lambda line: None)
+    again = torch.full_like(held, 7.0)
+    loader = PackedLoader(build(found, rank, tp), tensors, rows=by_rows(again))
+    own = prepared.find(tmp_path, job.origin)
+    assert own is not None
+    came = dict(stream(loader.wanted([], own), loader.device))
+    compare(loader, other, came, native)
+    assert torch.equal(again, held)
+
+
+def compare(
+    loader: PackedLoader, other: PackedLoader, came: dict[str, Tensor], native: dict[str, Tensor]
+) -> None:
+    """All that came against what whole tensors gave the other."""
+    assert loader.finish() == other.finish() | {"e"}
+    expected = dict(matrices(other.model))
+    assert len(expected) > 1000
+    for name, tensor in matrices(loader.model):
+        assert torch.equal(tensor.view(torch.int16), expected[name].view(torch.int16)), name
+    assert came.keys() == native.keys() - {"embed.weight"}
     for name, tensor in came.items():
         assert tensor.dtype == native[name].dtype and torch.equal(tensor, native[name]), name
 
