@@ -44,7 +44,7 @@ import load_set
 import results
 
 from spark_overlay.headers import TensorHeader
-from spark_overlay.loading import cuts
+from spark_overlay.loading import cuts, prepare
 from spark_overlay.loading.plan import BLOCK, Wanted, blocks
 from spark_overlay.loading.reader import Reader, ring
 
@@ -141,6 +141,9 @@ def rows(asked: argparse.Namespace, folder: Path) -> Iterator[tuple[str, bool, V
     ways: list[tuple[str, list[str]]] = [("load, direct", [])]
     if not asked.direct_only:
         ways.append(("load, buffered", ["--buffered"]))
+        own = folder / "own"
+        prepare.prepare(prepare.task(folder, own, load_set.RANK, load_set.RANKS), lambda line: None)
+        ways.append(("load, prepared", ["--prepared", str(own)]))
     if asked.sweep:
         ways += [
             (f"load, direct, {threads} of {size} MiB", ["--threads", threads, "--block", size])

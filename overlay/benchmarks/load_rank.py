@@ -25,6 +25,7 @@ from spark_overlay.exl3.packed import PackedStack, Slab
 from spark_overlay.exl3.shares import share, share_bytes
 from spark_overlay.headers import CheckpointHeaders
 from spark_overlay.loading.plan import PAGE, blocks
+from spark_overlay.loading.prepared import find, origin
 from spark_overlay.loading.stream import SLOTS, stream
 from spark_overlay.memory.pagecache import drop
 
@@ -102,6 +103,7 @@ def main() -> None:
     add = options.add_argument
     add("--folder", type=Path, required=True)
     add("--device", default="cpu")
+    add("--prepared", type=Path, help="directory of the rank's own file")
     add("--buffered", action="store_true")
     add("--unchecked", action="store_true")
     add("--threads", type=int)
@@ -120,10 +122,17 @@ def main() -> None:
     model = build(scan_modules(tensors), device)
     loader = PackedLoader(model, tensors)
     files = sorted(asked.folder.glob("*.safetensors"))
-    before, watch = anonymous(), Watch(files)
+    before, watch = (
+        anonymous(),
+        Watch(sorted((asked.prepared or asked.folder).glob("*.safetensors"))),
+    )
     watch.start()
     began, cpu = time.perf_counter(), os.times()
-    wanted = loader.wanted(files)
+    own = None
+    if asked.prepared is not None:
+        own = find(asked.prepared, origin(asked.folder, load_set.RANK, load_set.RANKS))
+        assert own is not None
+    wanted = loader.wanted(files, own)
     size = more.get("size", 8 << 20)
     read = sum(block.length for block in blocks(wanted, size))
     kept = sum(one.left for one in wanted)
