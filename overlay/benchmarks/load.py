@@ -74,7 +74,7 @@ def raw(files: list[Path]) -> float:
     return count / 1e9 / (time.perf_counter() - began)
 
 
-def fio(files: list[Path], seconds: float) -> float:
+def fio(files: list[Path], seconds: float, nice: int) -> float:
     """GB/s of the best setting."""
     found = []
     for size, depth in FIO:
@@ -84,7 +84,7 @@ def fio(files: list[Path], seconds: float) -> float:
             "--time_based", f"--runtime={seconds:g}", "--file_service_type=sequential",
             "--output-format=json",
         ]  # fmt: skip
-        ran = subprocess.run(argv, capture_output=True, text=True)
+        ran = subprocess.run(argv, capture_output=True, text=True, preexec_fn=lambda: os.nice(nice))
         if ran.returncode:
             raise SystemExit(f"fio failed: {ran.stderr[-2000:]}")
         read = json.loads(ran.stdout[ran.stdout.index("{") :])["jobs"][0]["read"]
@@ -125,8 +125,13 @@ def one_load(asked: argparse.Namespace, folder: Path, share: int, *more: str) ->
     group = Group(max(share * 3 // 2, share + 2 * ALLOWANCE))  # the latter for small sets
     argv = [sys.executable, str(Path(load_rank.__file__)), "--folder", str(folder)]
     argv += ["--device", asked.device, *more]
+
+    def before() -> None:
+        group.enter()
+        os.nice(asked.nice)
+
     try:
-        ran = subprocess.run(argv, capture_output=True, text=True, preexec_fn=group.enter)
+        ran = subprocess.run(argv, capture_output=True, text=True, preexec_fn=before)
     finally:
         group.close()
     if ran.returncode:
@@ -153,7 +158,7 @@ def rows(asked: argparse.Namespace, folder: Path) -> Iterator[tuple[str, bool, V
     ours: dict[str, list[Values]] = {name: [] for name, _ in ways}
     baseline = "fio" if shutil.which("fio") else "raw, no fio here"
     for turn in range(asked.turns):
-        theirs.append(fio(files, asked.seconds) if baseline == "fio" else raw(files))
+        theirs.append(fio(files, asked.seconds, asked.nice) if baseline == "fio" else raw(files))
         for name, more in ways:
             unchecked = ["--unchecked"] if turn and asked.check_once else []
             ours[name].append(one_load(asked, folder, share, *more, *unchecked))
@@ -223,6 +228,7 @@ def main() -> None:
     add("--device", default="cpu", help="cpu or cuda")
     add("--turns", type=int, default=5, help="of fio and of each way")
     add("--seconds", type=float, default=3.0, help="of each of fio's settings, a turn")
+    add("--nice", type=int, default=0, help="of fio and ours, on a machine with other work")
     add("--direct-only", action="store_true", help="not through the page cache, too")
     add("--check-once", action="store_true", help="compare the first turn's bytes only")
     add("--sweep", action="store_true", help="numbers of threads and sizes of blocks, too")

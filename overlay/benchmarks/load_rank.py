@@ -122,10 +122,8 @@ def main() -> None:
     model = build(scan_modules(tensors), device)
     loader = PackedLoader(model, tensors)
     files = sorted(asked.folder.glob("*.safetensors"))
-    before, watch = (
-        anonymous(),
-        Watch(sorted((asked.prepared or asked.folder).glob("*.safetensors"))),
-    )
+    watched = sorted((asked.prepared or asked.folder).glob("*.safetensors"))
+    before, watch = anonymous(), Watch(watched)
     watch.start()
     began, cpu = time.perf_counter(), os.times()
     own = None
