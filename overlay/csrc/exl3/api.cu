@@ -258,7 +258,8 @@ int exl3_group(const exl3_shard *shards, int32_t count, int32_t rows, int32_t wa
         counter += need.passes * d.groups;
         first += d.groups * d.splits;
     }
-    return done(launch_dense(p, need.nb, need.ctas, need.shared, static_cast<cudaStream_t>(stream)), "exl3_group");
+    const auto on = static_cast<cudaStream_t>(stream);
+    return done(launch_dense(p, need.nb, need.ctas, need.shared, starts_early(), on), "exl3_group");
 }
 
 int exl3_experts_need(const exl3_experts_args *args, int64_t *scratch_bytes, int64_t *counters) {
@@ -336,6 +337,7 @@ int exl3_experts(const exl3_experts_args *args, void *scratch, int64_t scratch_b
     p.groups = need.groups_b;
     p.kblocks = a.b_kblocks;
     p.splits = need.splits_b;
+    p.by_splits = static_cast<uint32_t>((65536 + p.splits - 1) / p.splits);
     stand_both(p.stand, a.b_warps, a.b_chunks, p.hidden_blocks);
     return done(launch_experts_b(p, need.shared_b, early, on), "exl3_experts, down");
 }
