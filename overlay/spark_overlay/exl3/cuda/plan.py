@@ -89,6 +89,15 @@ class ExpertsPlan:
 
 
 @dataclass(frozen=True, slots=True)
+class PrefillPlan:
+    """``variant``: 0 takes up to 32 rows of an expert at once, 1 up to 64. ``pool_mib``: scratch for
+    rotated inputs or outputs, whichever is there; a call needs some more, by its rows."""
+
+    variant: int
+    pool_mib: int
+
+
+@dataclass(frozen=True, slots=True)
 class Need:
     """Bytes of scratch and int32 counters of one call."""
 
@@ -111,6 +120,11 @@ class Table:
     expert_slots: int = MAX_SLOTS
     ctas_per_sm: int = 2
     warps: int = 8
+    #: Slots from which on ``prefill`` serves; rows an expert, on average, up to which its variant
+    #: for few rows does; its pool.
+    prefill_slots: int = MAX_SLOTS + 1
+    prefill_small: int = 20
+    pool_mib: int = 320
     group: Mapping[tuple[tuple[Shape, ...], int], GroupPlan] = field(default_factory=dict)
     experts: Mapping[tuple[int, int, int], ExpertsPlan] = field(default_factory=dict)
 
@@ -127,6 +141,10 @@ class Table:
         step = _step(tokens * topk, SLOT_STEPS, "slots")
         found = self.experts.get((hidden, inter, step))
         return found or _experts_rule(self, hidden, inter, step, tokens, max_k2)
+
+    def prefill_plan(self, slots: int, experts: int) -> PrefillPlan:
+        """The plan of a prefill's experts call."""
+        return PrefillPlan(int(slots > self.prefill_small * experts), self.pool_mib)
 
     def fits(self, shared: int) -> bool:
         """Whether as many CTAs as wanted are on an SM at once, by shared memory."""
@@ -325,6 +343,9 @@ def parse(value: Mapping[str, Any], name: str) -> Table:
             expert_slots=int(value.get("expert_slots", MAX_SLOTS)),
             ctas_per_sm=int(value.get("ctas_per_sm", 2)),
             warps=int(value.get("warps", 8)),
+            prefill_slots=int(value.get("prefill_slots", MAX_SLOTS + 1)),
+            prefill_small=int(value.get("prefill_small", 20)),
+            pool_mib=int(value.get("pool_mib", 320)),
             group=group,
             experts=experts,
         )
@@ -352,6 +373,9 @@ def show(table: Table) -> dict[str, Any]:
         "expert_slots": table.expert_slots,
         "ctas_per_sm": table.ctas_per_sm,
         "warps": table.warps,
+        "prefill_slots": table.prefill_slots,
+        "prefill_small": table.prefill_small,
+        "pool_mib": table.pool_mib,
         "group": [
             {
                 "shapes": [[s.inputs, s.outputs, s.k2] for s in shapes],
