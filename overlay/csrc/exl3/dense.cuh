@@ -60,36 +60,22 @@ __global__ void __launch_bounds__(32 * MAX_WARPS, 2) dense_kernel(const __grid_c
     const Place at = place_of(stand, warp, blocks);
     const int chunk = group * s.chunks + at.chunk;
     const int k2 = s.k2;
-    prefetch(s.suh + 128 * block0, 256 * blocks, 0);
-    prefetch(s.svh + CHUNK * s.chunks * group, 256 * here, 32);
+    if (static_cast<int>(threadIdx.x) < 2 * here) prefetch(s.svh + CHUNK * s.chunks * group + 64 * threadIdx.x);
     uint32_t *const x = shared + p.warps * p.ring_words;
     Stream stream;
     stream.stride = static_cast<int64_t>(s.width) * 128 * k2;
     stream.from = s.trellis + (8 * block0 + at.tile0) * stream.stride + static_cast<int64_t>(chunk) * 128 * k2;
     stream.count = at.tile1 - at.tile0;
     stream.ring = shared + warp * p.ring_words;
-#pragma unroll
-    for (int nb = 0; nb < NB; ++nb) {
-        stream.x[nb] = reinterpret_cast<const uint2 *>(x) + (at.tile0 * NB + nb) * 32 + lane;
-        stream.x_step[nb] = 32 * NB;
-    }
+    stream.x = reinterpret_cast<const uint2 *>(x) + at.tile0 * NB * 32 + lane;
     Sums<NB> sums = {};
 #define EXL3_START(K2) stream_start<K2>(stream, k2, lane)
     EXL3_FOR_RATE(k2, s.codebook, EXL3_START)
 #undef EXL3_START
-    {
-        const __nv_bfloat16 *from[NB];
-#pragma unroll
-        for (int nb = 0; nb < NB; ++nb) {
-            const int row = 8 * nb + (lane >> 2);
-            from[nb] = row < rows ? s.x + (base + row) * s.x_stride + 128 * block0 : nullptr;
-        }
-        for (int block = warp; block < blocks; block += p.warps)
-            rotate_block<NB>(from, 128 * block, s.suh + 128 * (block0 + block), lane,
-                             x + block * (block_bytes(NB) / 4));
-    }
+    const auto row_at = [&](int row) { return s.x + (base + row) * s.x_stride + 128 * block0; };
+    rotate_rows<NB>(row_at, rows, blocks, s.suh + 128 * block0, warp, p.warps, lane, x);
     __syncthreads();
-#define EXL3_RUN(K2) stream_run<K2, NB>(stream, k2, s.codebook, lane, sums)
+#define EXL3_RUN(K2) stream_run<K2, NB, 32 * NB>(stream, k2, s.codebook, lane, sums)
     EXL3_FOR_RATE(k2, s.codebook, EXL3_RUN)
 #undef EXL3_RUN
 

@@ -17,6 +17,10 @@ __device__ __forceinline__ void copy_async(uint32_t to, const void *from) {
     asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(to), "l"(from) : "memory");
 }
 
+__device__ __forceinline__ void copy_async_8(uint32_t to, const void *from) {
+    asm volatile("cp.async.ca.shared.global [%0], [%1], 8;" ::"r"(to), "l"(from) : "memory");
+}
+
 /* Between two launches of which the second may start early: the first says that its CTAs all run, the
  * second waits for its end before it reads what it wrote. No-ops where the chip has no such thing. */
 __device__ __forceinline__ void let_next_start() {
@@ -31,10 +35,14 @@ __device__ __forceinline__ void wait_for_previous() {
 #endif
 }
 
-/* Asks for `bytes` from `from` on to be in L2 soon; by the threads from `first` on, a line each. */
-__device__ __forceinline__ void prefetch(const void *from, int bytes, int first) {
-    const int at = (static_cast<int>(threadIdx.x) - first) * 128;
-    if (at >= 0 && at < bytes) asm volatile("prefetch.global.L2 [%0];" ::"l"(static_cast<const char *>(from) + at));
+/* Asks for a line to be in L2 soon. */
+__device__ __forceinline__ void prefetch(const void *at) { asm volatile("prefetch.global.L2 [%0];" ::"l"(at)); }
+
+/* What was there before; other CTAs' writes before their addition are visible after this one. */
+__device__ __forceinline__ int add_and_order(int *at, int by) {
+    int before;
+    asm volatile("atom.add.acq_rel.gpu.global.s32 %0, [%1], %2;" : "=r"(before) : "l"(at), "r"(by) : "memory");
+    return before;
 }
 
 __device__ __forceinline__ void copy_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }

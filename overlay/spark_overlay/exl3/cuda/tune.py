@@ -76,26 +76,32 @@ def group_plans(shapes: Sequence[Shape], rows: int) -> Iterator[GroupPlan]:
                     yield made
 
 
-def experts_plans(hidden: int, inter: int, tokens: int, k2: int) -> Iterator[ExpertsPlan]:
-    """Every legal plan worth a try of either launch; the other one's part is 1, 1, (1)."""
+def experts_plans(hidden: int, inter: int, k2: int) -> Iterator[ExpertsPlan]:
+    """Every legal plan worth a try of either launch; the other one's part is 1, 1, 1."""
 
     def legal(one: ExpertsPlan) -> bool:
-        most = max(plan.experts_shared(inter, tokens, k2, one))
+        most = max(plan.experts_shared(inter, k2, one))
         return most <= plan.MOST_SHARED - plan.STATIC_SHARED
 
-    most = hidden // plan.BLOCK
-    for warps in (4, 6, 8):
-        for chunks in (n for n in (1, 2, 4) if warps % n == 0):
-            for kblocks in sorted({-(-most // splits) for splits in range(1, most + 1)}):
-                if kblocks <= plan.MAX_KBLOCKS and warps // chunks <= 4 * kblocks:
-                    one = ExpertsPlan(warps, chunks, kblocks, 1, 1)
+    def splits(width: int) -> list[int]:
+        """k-blocks of a CTA: those of even splits."""
+        most = width // plan.BLOCK
+        return sorted({-(-most // splits) for splits in range(1, most + 1)})
+
+    for warps in (3, 4, 6, 8):
+        for chunks in (n for n in (1, 2, 3, 4) if warps % n == 0):
+            for kblocks in splits(hidden):
+                if kblocks <= plan.MAX_KBLOCKS and warps // chunks <= 2 * kblocks:
+                    one = ExpertsPlan(warps, chunks, kblocks, 1, 1, 1)
                     if legal(one):
                         yield one
-    for warps in range(3, plan.MAX_WARPS + 1):
-        for chunks in (n for n in (1, 2, 4) if warps % n == 0):
-            one = ExpertsPlan(1, 1, 1, warps, chunks)
-            if legal(one):
-                yield one
+    for warps in range(2, plan.MAX_WARPS + 1):
+        for chunks in (n for n in (1, 2, 3, 4) if warps % n == 0):
+            for kblocks in splits(inter):
+                if kblocks > 1 and warps // chunks <= 2 * kblocks:
+                    one = ExpertsPlan(1, 1, 1, warps, chunks, kblocks)
+                    if legal(one):
+                        yield one
 
 
 def tuned(table: plan.Table, tp: int, say: Callable[[str], None]) -> plan.Table:
@@ -172,7 +178,7 @@ def best_experts(
         return [one(*route) for route in routes]
 
     rule = table.experts_plan(layer.hidden, layer.inter, tokens, TOPK, layer.k2)
-    every = list(experts_plans(layer.hidden, layer.inter, tokens, layer.k2))
+    every = list(experts_plans(layer.hidden, layer.inter, layer.k2))
     first = [
         replace(rule, a_warps=one.a_warps, a_chunks=one.a_chunks, a_kblocks=one.a_kblocks)
         for one in every
@@ -182,7 +188,7 @@ def best_experts(
     chosen = _best(rule, first, calls, f"{label}, gate and up", say)
     base = chosen or rule
     second = [
-        replace(base, b_warps=one.b_warps, b_chunks=one.b_chunks)
+        replace(base, b_warps=one.b_warps, b_chunks=one.b_chunks, b_kblocks=one.b_kblocks)
         for one in every
         if one.a_warps == 1
     ]
