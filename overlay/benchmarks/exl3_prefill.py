@@ -7,8 +7,8 @@
 
 peer: exllamav3 1.6.5 in the same run (exl3_peer_many): exl3_moe with its sort and the counts it
 reads back, three tiles; linears by the faster of its two ways for each. ``ratio`` its us by ours.
-Experts and layers are timed as they are called, one call after the other, without a graph, since the
-peer's cannot be captured.
+Experts and layers are timed as they are called, one call after the other, without a graph, since
+the peer's cannot be captured.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-/* Which of the grouped kernels a launch table's number means; each has a file of its own. */
+/* Which of the grouped kernels a launch table's number means; each has files of its own. */
 #include "grouped.cuh"
 #include "many.hpp"
 
@@ -21,22 +21,31 @@ Variant grouped_variant(int variant, int k2, bool down) {
     case 5: return variant_of<5>(k2, down);
     case 6: return variant_of<6>(k2, down);
     case 7: return variant_of<7>(k2, down);
+    case 8: return variant_of<8>(k2, down);
+    case 9: return variant_of<9>(k2, down);
 #endif
     default: return Variant{0, 0};
     }
 }
 
-cudaError_t launch_grouped(const GroupedLaunch &p, int variant, int items, int k2, cudaStream_t stream) {
+template <int V>
+static cudaError_t launch(const GroupedLaunch &p, bool down, int items, int k2, cudaStream_t stream) {
+    return down ? launch_variant<V, true>(p, items, k2, stream) : launch_variant<V, false>(p, items, k2, stream);
+}
+
+cudaError_t launch_grouped(const GroupedLaunch &p, bool down, int variant, int items, int k2, cudaStream_t stream) {
     switch (variant) {
-    case 0: return launch_variant<0>(p, items, k2, stream);
-    case 1: return launch_variant<1>(p, items, k2, stream);
+    case 0: return launch<0>(p, down, items, k2, stream);
+    case 1: return launch<1>(p, down, items, k2, stream);
 #ifdef EXL3_SWEEP
-    case 2: return launch_variant<2>(p, items, k2, stream);
-    case 3: return launch_variant<3>(p, items, k2, stream);
-    case 4: return launch_variant<4>(p, items, k2, stream);
-    case 5: return launch_variant<5>(p, items, k2, stream);
-    case 6: return launch_variant<6>(p, items, k2, stream);
-    case 7: return launch_variant<7>(p, items, k2, stream);
+    case 2: return launch<2>(p, down, items, k2, stream);
+    case 3: return launch<3>(p, down, items, k2, stream);
+    case 4: return launch<4>(p, down, items, k2, stream);
+    case 5: return launch<5>(p, down, items, k2, stream);
+    case 6: return launch<6>(p, down, items, k2, stream);
+    case 7: return launch<7>(p, down, items, k2, stream);
+    case 8: return launch<8>(p, down, items, k2, stream);
+    case 9: return launch<9>(p, down, items, k2, stream);
 #endif
     default: return cudaErrorInvalidValue;
     }

@@ -33,16 +33,16 @@ int plan_of(const exl3_prefill_args &a, Plan &plan) {
         return refuse(EXL3_BAD_ARGUMENT, "y_dtype %d; 0 (bf16) or 1 (fp32)", a.y_dtype);
     const Variant variant = grouped_variant(a.variant, a.max_k2, false);
     if (variant.most == 0) return refuse(EXL3_BAD_ARGUMENT, "variant %d; 0 or 1", a.variant);
-    if (variant.shared > 99 * 1024)
+    if (variant.shared > MOST_GROUPED)
         return refuse(EXL3_BAD_ARGUMENT, "variant %d at k2 %d needs %d bytes of shared memory; %d at most", a.variant,
-                      a.max_k2, variant.shared, 99 * 1024);
+                      a.max_k2, variant.shared, MOST_GROUPED);
     plan = Plan{};
     plan.slots = static_cast<int64_t>(a.tokens) * a.topk;
     plan.rows = plan.slots + (a.shared ? a.tokens : 0);
     const int64_t present = plan.slots < a.experts ? plan.slots : a.experts;
     plan.groups = (plan.slots + 7 * present) / 8 + (a.shared ? ceil_div(a.tokens, 8) : 0);
     const int64_t hidden = a.hidden / 128, inter = a.inter / 128;
-    const int64_t each = 2 * hidden * 2048 + 2 * 8 * hidden * 4, spare = 2 * SPARE_GROUPS * hidden * 2048;
+    const int64_t each = 2 * hidden * 2048 + 2 * 8 * 4, spare = 2 * SPARE_GROUPS * hidden * 2048;
     const int64_t room = (a.pool_bytes - spare - 512) / each;
     plan.strip = a.pool_bytes / (plan.rows * 512 + 1);
     if (room < 1 || plan.strip < 1)
@@ -67,7 +67,7 @@ int plan_of(const exl3_prefill_args &a, Plan &plan) {
         return refuse(EXL3_BAD_ARGUMENT, "%lld items of %lld groups a wave; 65535 at most: a smaller pool or fewer tokens",
                       static_cast<long long>(plan.items), static_cast<long long>(plan.wave));
     const int64_t inputs = round_up(2 * (plan.wave + SPARE_GROUPS) * hidden * 2048);
-    const int64_t pool_in = inputs + round_up(2 * plan.wave * 8 * hidden * 4);
+    const int64_t pool_in = inputs + round_up(2 * plan.wave * 8 * 4);
     const int64_t pool_out = round_up(plan.rows * plan.strip * 512);
     int64_t at = pool_in > pool_out ? pool_in : pool_out;
     const auto place = [&](int64_t bytes) {
@@ -198,7 +198,8 @@ int exl3_prefill(const exl3_prefill_args *args, void *scratch, int64_t scratch_b
     g.inputs = base;
     g.input_side = (plan.wave + SPARE_GROUPS) * hidden * 2048;
     g.sums = r.sums;
-    g.sum_side = plan.wave * 8 * hidden;
+    g.sum_side = plan.wave * 8;
+    g.sum_count = 1;
     g.in_blocks = hidden;
     g.out_chunks = inter;
     for (int wave = 0; wave < plan.waves; ++wave) {
@@ -209,13 +210,13 @@ int exl3_prefill(const exl3_prefill_args *args, void *scratch, int64_t scratch_b
         g.first_group = first;
         g.first_item = wave;
         g.end_item = wave + 1;
-        if (const int status = done(launch_grouped(g, a.variant, plan.per_wave, a.max_k2, on), "exl3_prefill, gate and up"))
+        if (const int status = done(launch_grouped(g, false, a.variant, plan.per_wave, a.max_k2, on), "exl3_prefill, gate and up"))
             return status;
     }
-    g.down = 1;
     g.inputs = g.act;
     g.sums = g.act_sums;
     g.input_side = g.sum_side = 0;
+    g.sum_count = inter;
     g.in_blocks = inter;
     g.out_chunks = hidden;
     g.out = reinterpret_cast<float *>(base);
@@ -224,7 +225,7 @@ int exl3_prefill(const exl3_prefill_args *args, void *scratch, int64_t scratch_b
     for (int strip = 0; strip < plan.strips; ++strip) {
         g.chunk = strip * static_cast<int>(plan.strip);
         g.chunks = hidden - g.chunk < plan.strip ? hidden - g.chunk : static_cast<int>(plan.strip);
-        if (const int status = done(launch_grouped(g, a.variant, static_cast<int>(plan.items), a.max_k2, on), "exl3_prefill, down"))
+        if (const int status = done(launch_grouped(g, true, a.variant, static_cast<int>(plan.items), a.max_k2, on), "exl3_prefill, down"))
             return status;
         if (const int status = done(launch_combine(r, g.out, g.chunk, g.chunks, on), "exl3_prefill, sum")) return status;
     }

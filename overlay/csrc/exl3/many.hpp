@@ -27,20 +27,36 @@ struct Variant {
     int most, shared;
 };
 Variant grouped_variant(int variant, int k2, bool down);
-cudaError_t launch_grouped(const GroupedLaunch &p, int variant, int items, int k2, cudaStream_t stream);
-template <int V>
+cudaError_t launch_grouped(const GroupedLaunch &p, bool down, int variant, int items, int k2, cudaStream_t stream);
+
+/* Each in a file of its own. */
+template <int V, bool DOWN>
 cudaError_t launch_variant(const GroupedLaunch &p, int items, int k2, cudaStream_t stream);
 template <>
-cudaError_t launch_variant<0>(const GroupedLaunch &p, int items, int k2, cudaStream_t stream);
+cudaError_t launch_variant<0, false>(const GroupedLaunch &p, int items, int k2, cudaStream_t stream);
 template <>
-cudaError_t launch_variant<1>(const GroupedLaunch &p, int items, int k2, cudaStream_t stream);
+cudaError_t launch_variant<0, true>(const GroupedLaunch &p, int items, int k2, cudaStream_t stream);
+template <>
+cudaError_t launch_variant<1, false>(const GroupedLaunch &p, int items, int k2, cudaStream_t stream);
+template <>
+cudaError_t launch_variant<1, true>(const GroupedLaunch &p, int items, int k2, cudaStream_t stream);
 #ifdef EXL3_SWEEP
-template <> cudaError_t launch_variant<2>(const GroupedLaunch &p, int items, int k2, cudaStream_t stream);
-template <> cudaError_t launch_variant<3>(const GroupedLaunch &p, int items, int k2, cudaStream_t stream);
-template <> cudaError_t launch_variant<4>(const GroupedLaunch &p, int items, int k2, cudaStream_t stream);
-template <> cudaError_t launch_variant<5>(const GroupedLaunch &p, int items, int k2, cudaStream_t stream);
-template <> cudaError_t launch_variant<6>(const GroupedLaunch &p, int items, int k2, cudaStream_t stream);
-template <> cudaError_t launch_variant<7>(const GroupedLaunch &p, int items, int k2, cudaStream_t stream);
+template <> cudaError_t launch_variant<2, false>(const GroupedLaunch &p, int items, int k2, cudaStream_t stream);
+template <> cudaError_t launch_variant<2, true>(const GroupedLaunch &p, int items, int k2, cudaStream_t stream);
+template <> cudaError_t launch_variant<3, false>(const GroupedLaunch &p, int items, int k2, cudaStream_t stream);
+template <> cudaError_t launch_variant<3, true>(const GroupedLaunch &p, int items, int k2, cudaStream_t stream);
+template <> cudaError_t launch_variant<4, false>(const GroupedLaunch &p, int items, int k2, cudaStream_t stream);
+template <> cudaError_t launch_variant<4, true>(const GroupedLaunch &p, int items, int k2, cudaStream_t stream);
+template <> cudaError_t launch_variant<5, false>(const GroupedLaunch &p, int items, int k2, cudaStream_t stream);
+template <> cudaError_t launch_variant<5, true>(const GroupedLaunch &p, int items, int k2, cudaStream_t stream);
+template <> cudaError_t launch_variant<6, false>(const GroupedLaunch &p, int items, int k2, cudaStream_t stream);
+template <> cudaError_t launch_variant<6, true>(const GroupedLaunch &p, int items, int k2, cudaStream_t stream);
+template <> cudaError_t launch_variant<7, false>(const GroupedLaunch &p, int items, int k2, cudaStream_t stream);
+template <> cudaError_t launch_variant<7, true>(const GroupedLaunch &p, int items, int k2, cudaStream_t stream);
+template <> cudaError_t launch_variant<8, false>(const GroupedLaunch &p, int items, int k2, cudaStream_t stream);
+template <> cudaError_t launch_variant<8, true>(const GroupedLaunch &p, int items, int k2, cudaStream_t stream);
+template <> cudaError_t launch_variant<9, false>(const GroupedLaunch &p, int items, int k2, cudaStream_t stream);
+template <> cudaError_t launch_variant<9, true>(const GroupedLaunch &p, int items, int k2, cudaStream_t stream);
 #endif
 
 } // namespace exl3

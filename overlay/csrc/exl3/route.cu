@@ -5,6 +5,7 @@
 namespace exl3 {
 
 constexpr int ROUTE_THREADS = 512, ROUTE_WARPS = ROUTE_THREADS / 32;
+constexpr int GATHER_WARPS = 4;
 
 /* Exclusive sums of v[0..n) in place, v[n] the total; by the whole CTA. */
 __device__ void exclusive_sums(int *v, int n, int *warps) {
@@ -59,6 +60,24 @@ __device__ __forceinline__ int count_one(int *counter, int entry) {
     return __shfl_sync(~0u, first, leader) + __popc(same & ((1u << lane) - 1u));
 }
 
+/* take(slot, entry or -1) for every slot, by whole warps; ids are loaded eight at a time. */
+template <typename Take>
+__device__ __forceinline__ void for_slots(const RouteLaunch &p, Take take) {
+    constexpr int EACH = 8;
+    for (int base = static_cast<int>(threadIdx.x) & ~31; base < p.slots; base += EACH * ROUTE_THREADS) {
+        const int first = base + static_cast<int>(threadIdx.x & 31);
+        int entry[EACH];
+#pragma unroll
+        for (int i = 0; i < EACH; ++i) {
+            const int slot = first + i * ROUTE_THREADS;
+            entry[i] = slot < p.slots ? slot_entry(p, slot) : -1;
+        }
+#pragma unroll
+        for (int i = 0; i < EACH; ++i)
+            if (base + i * ROUTE_THREADS < p.slots) take(first + i * ROUTE_THREADS, entry[i]);
+    }
+}
+
 __device__ __forceinline__ int ceil_by(int a, int b) { return (a + b - 1) / b; }
 
 /* Items of groups [first, first + groups): cut at waves, each piece into equal parts of at most
@@ -83,12 +102,9 @@ __global__ void __launch_bounds__(ROUTE_THREADS) route_kernel(const __grid_const
     /* Place 0 is the shared entry, place 1 + e expert e. */
     __shared__ int counts[MAX_ENTRIES + 1], groups[MAX_ENTRIES + 2], items[MAX_ENTRIES + 2], warps[ROUTE_WARPS];
     const int tid = static_cast<int>(threadIdx.x), entries = p.experts + 1;
-    const int padded = (p.slots + 31) / 32 * 32;
     for (int i = tid; i < entries; i += ROUTE_THREADS) counts[i] = i == 0 && p.shared ? p.tokens : 0;
     __syncthreads();
-#pragma unroll 4
-    for (int i = tid; i < padded; i += ROUTE_THREADS)
-        count_one(counts + 1, i < p.slots ? slot_entry(p, i) : -1);
+    for_slots(p, [&](int, int entry) { count_one(counts + 1, entry); });
     __syncthreads();
     for (int i = tid; i < entries; i += ROUTE_THREADS) groups[i] = (counts[i] + 7) / 8;
     __syncthreads();
@@ -122,53 +138,63 @@ __global__ void __launch_bounds__(ROUTE_THREADS) route_kernel(const __grid_const
     __syncthreads(); /* all have read the counts */
     for (int i = tid; i < entries; i += ROUTE_THREADS) counts[i] = 0;
     __syncthreads();
-#pragma unroll 4
-    for (int i = tid; i < padded; i += ROUTE_THREADS) {
-        const int entry = i < p.slots ? slot_entry(p, i) : -1;
+    for_slots(p, [&](int slot, int entry) {
         const int place = count_one(counts + 1, entry);
-        if (entry >= 0) p.slot_of[8 * groups[1 + entry] + place] = i;
-    }
+        if (entry >= 0) p.slot_of[8 * groups[1 + entry] + place] = slot;
+    });
 }
 
-/* A warp one group and one k-block, for gate and up: grid [groups of 8 k-blocks][groups of a wave]. */
-__global__ void __launch_bounds__(256) gather_kernel(const __grid_constant__ RouteLaunch p, int first) {
+/* A CTA one group, for gate and up; its warps share out the k-blocks. Grid: groups of a wave. */
+__global__ void __launch_bounds__(32 * GATHER_WARPS, 4) gather_kernel(const __grid_constant__ RouteLaunch p, int first) {
+    __shared__ float sums[2][GATHER_WARPS][8];
     const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5, q = lane & 3;
-    const int block = 8 * static_cast<int>(blockIdx.x) + warp, local = static_cast<int>(blockIdx.y);
-    const int group = first + local;
-    if (block >= p.blocks || group >= p.head->groups) return;
+    const int local = static_cast<int>(blockIdx.x), group = first + local;
+    if (group >= p.head->groups) return;
     const int entry = p.entry_of[group], slot = p.slot_of[8 * group + (lane >> 2)];
     const int token = slot < p.slots ? slot / p.topk : slot - p.slots;
     const int entries = p.experts + p.shared;
     const auto suh_of = [&](int which) {
         const int64_t at = __ldg(reinterpret_cast<const long long *>(p.table) + 4 * (which * entries + entry) + 1);
-        return reinterpret_cast<const __half *>(at) + 128 * block + 4 * q;
+        return reinterpret_cast<const __half *>(at) + 4 * q;
     };
     const __half *const gate = suh_of(0), *const up = suh_of(1);
-    const __nv_bfloat16 *const x = p.x + token * p.x_stride + 128 * block + 4 * q;
-    uint32_t a[8][4];
-#pragma unroll
-    for (int hi = 0; hi < 8; ++hi) {
-        const uint2 v = slot >= 0 ? __ldg(reinterpret_cast<const uint2 *>(x + 16 * hi)) : make_uint2(0u, 0u);
-        scale_four(v, __ldg(reinterpret_cast<const uint2 *>(gate + 16 * hi)), a[hi][0], a[hi][2]);
-        scale_four(v, __ldg(reinterpret_cast<const uint2 *>(up + 16 * hi)), a[hi][1], a[hi][3]);
-    }
-    uint32_t b[8][2][2];
-    rotate_operands(a, Hadamard16(lane), b);
+    const __nv_bfloat16 *const x = p.x + token * p.x_stride + 4 * q;
+    const Hadamard16 had(lane);
     const uint32_t ones[4] = {0x3C003C00u, 0x3C003C00u, 0x3C003C00u, 0x3C003C00u};
-#pragma unroll
-    for (int nb = 0; nb < 2; ++nb) {
-        float s[4] = {};
-        uint2 *const to = p.inputs + ((static_cast<int64_t>(nb) * (p.wave + SPARE_GROUPS) + local) * p.blocks + block) * 256 + lane;
+    float s[2][4] = {};
+#pragma unroll 1
+    for (int block = warp; block < p.blocks; block += GATHER_WARPS) {
+        uint32_t a[8][4];
 #pragma unroll
         for (int hi = 0; hi < 8; ++hi) {
-            to[32 * hi] = make_uint2(b[hi][nb][0], b[hi][nb][1]);
-            mma(s, ones, b[hi][nb][0], b[hi][nb][1]);
+            const int at = 128 * block + 16 * hi;
+            const uint2 v = slot >= 0 ? __ldg(reinterpret_cast<const uint2 *>(x + at)) : make_uint2(0u, 0u);
+            scale_four(v, __ldg(reinterpret_cast<const uint2 *>(gate + at)), a[hi][0], a[hi][2]);
+            scale_four(v, __ldg(reinterpret_cast<const uint2 *>(up + at)), a[hi][1], a[hi][3]);
         }
-        if (lane < 4) {
-            float *const sums = p.sums + (static_cast<int64_t>(nb) * p.wave * 8 + 8 * local + 2 * lane) * p.blocks + block;
-            sums[0] = s[0];
-            sums[p.blocks] = s[1];
+        uint32_t b[8][2][2];
+        rotate_operands(a, had, b);
+#pragma unroll
+        for (int nb = 0; nb < 2; ++nb) {
+            uint2 *const to = p.inputs + ((static_cast<int64_t>(nb) * (p.wave + SPARE_GROUPS) + local) * p.blocks + block) * 256 + lane;
+#pragma unroll
+            for (int hi = 0; hi < 8; ++hi) {
+                to[32 * hi] = make_uint2(b[hi][nb][0], b[hi][nb][1]);
+                mma(s[nb], ones, b[hi][nb][0], b[hi][nb][1]);
+            }
         }
+    }
+    if (lane < 4)
+        for (int nb = 0; nb < 2; ++nb) {
+            sums[nb][warp][2 * lane] = s[nb][0];
+            sums[nb][warp][2 * lane + 1] = s[nb][1];
+        }
+    __syncthreads();
+    if (threadIdx.x < 16) {
+        const int nb = threadIdx.x >> 3, row = threadIdx.x & 7;
+        float total = 0.0f;
+        for (int i = 0; i < GATHER_WARPS; ++i) total += sums[nb][i][row];
+        p.sums[static_cast<int64_t>(nb) * p.wave * 8 + 8 * local + row] = total;
     }
 }
 
@@ -197,7 +223,7 @@ cudaError_t launch_route(const RouteLaunch &p, cudaStream_t stream) {
 }
 
 cudaError_t launch_gather(const RouteLaunch &p, int first, int groups, cudaStream_t stream) {
-    gather_kernel<<<dim3((p.blocks + 7) / 8, groups), 256, 0, stream>>>(p, first);
+    gather_kernel<<<groups, 32 * GATHER_WARPS, 0, stream>>>(p, first);
     return cudaGetLastError();
 }
 

@@ -31,7 +31,7 @@ struct RouteLaunch {
     int32_t *entry_of; /* [groups] */
     int32_t *slot_of;  /* [groups * 8]: token * topk + choice; slots + token of a shared row; -1 */
     uint2 *inputs;     /* [gate, up][wave + SPARE_GROUPS][k-tiles of hidden][lane]: rotated, operands B */
-    float *sums;       /* [gate, up][wave * 8][k-blocks]: of those inputs */
+    float *sums;       /* [gate, up][wave * 8]: of those inputs */
     int32_t id_bytes, tokens, topk, slots, experts, first_id, shared, fp32;
     int32_t blocks;    /* k-blocks of hidden */
     int32_t wave;      /* groups */
