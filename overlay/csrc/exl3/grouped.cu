@@ -18,11 +18,6 @@ Variant grouped_variant(int variant, int k2, bool down) {
     case 2: return variant_of<2>(k2, down);
     case 3: return variant_of<3>(k2, down);
     case 4: return variant_of<4>(k2, down);
-    case 5: return variant_of<5>(k2, down);
-    case 6: return variant_of<6>(k2, down);
-    case 7: return variant_of<7>(k2, down);
-    case 8: return variant_of<8>(k2, down);
-    case 9: return variant_of<9>(k2, down);
 #endif
     default: return Variant{0, 0};
     }
@@ -41,11 +36,6 @@ cudaError_t launch_grouped(const GroupedLaunch &p, bool down, int variant, int i
     case 2: return launch<2>(p, down, items, k2, stream);
     case 3: return launch<3>(p, down, items, k2, stream);
     case 4: return launch<4>(p, down, items, k2, stream);
-    case 5: return launch<5>(p, down, items, k2, stream);
-    case 6: return launch<6>(p, down, items, k2, stream);
-    case 7: return launch<7>(p, down, items, k2, stream);
-    case 8: return launch<8>(p, down, items, k2, stream);
-    case 9: return launch<9>(p, down, items, k2, stream);
 #endif
     default: return cudaErrorInvalidValue;
     }

@@ -445,13 +445,8 @@ struct Pick<1> {
 };
 #ifdef EXL3_SWEEP
 template <> struct Pick<2> { using C = Config<4, 4, 3, 3, 2, 4, 6>; };
-template <> struct Pick<3> { using C = Config<4, 4, 2, 3, 2, 4, 6>; };
-template <> struct Pick<4> { using C = Config<4, 2, 3, 3, 2, 4, 6>; };
-template <> struct Pick<5> { using C = Config<4, 4, 2, 2, 2, 4, 6, 8>; };
-template <> struct Pick<6> { using C = Config<2, 4, 3, 2, 2, 4, 6, 8>; };
-template <> struct Pick<7> { using C = Config<4, 2, 4, 2, 2, 4, 6, 8>; };
-template <> struct Pick<8> { using C = Config<4, 4, 3, 3, 2, 4>; };
-template <> struct Pick<9> { using C = Config<2, 4, 3, 2, 2, 4, 6>; };
+template <> struct Pick<3> { using C = Config<4, 4, 2, 2, 2, 4, 6, 8>; };
+template <> struct Pick<4> { using C = Config<2, 4, 3, 2, 2, 4, 6, 8>; };
 #endif
 
 template <typename C, bool DOWN>

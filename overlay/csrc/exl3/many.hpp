@@ -47,16 +47,6 @@ template <> cudaError_t launch_variant<3, false>(const GroupedLaunch &p, int ite
 template <> cudaError_t launch_variant<3, true>(const GroupedLaunch &p, int items, int k2, cudaStream_t stream);
 template <> cudaError_t launch_variant<4, false>(const GroupedLaunch &p, int items, int k2, cudaStream_t stream);
 template <> cudaError_t launch_variant<4, true>(const GroupedLaunch &p, int items, int k2, cudaStream_t stream);
-template <> cudaError_t launch_variant<5, false>(const GroupedLaunch &p, int items, int k2, cudaStream_t stream);
-template <> cudaError_t launch_variant<5, true>(const GroupedLaunch &p, int items, int k2, cudaStream_t stream);
-template <> cudaError_t launch_variant<6, false>(const GroupedLaunch &p, int items, int k2, cudaStream_t stream);
-template <> cudaError_t launch_variant<6, true>(const GroupedLaunch &p, int items, int k2, cudaStream_t stream);
-template <> cudaError_t launch_variant<7, false>(const GroupedLaunch &p, int items, int k2, cudaStream_t stream);
-template <> cudaError_t launch_variant<7, true>(const GroupedLaunch &p, int items, int k2, cudaStream_t stream);
-template <> cudaError_t launch_variant<8, false>(const GroupedLaunch &p, int items, int k2, cudaStream_t stream);
-template <> cudaError_t launch_variant<8, true>(const GroupedLaunch &p, int items, int k2, cudaStream_t stream);
-template <> cudaError_t launch_variant<9, false>(const GroupedLaunch &p, int items, int k2, cudaStream_t stream);
-template <> cudaError_t launch_variant<9, true>(const GroupedLaunch &p, int items, int k2, cudaStream_t stream);
 #endif
 
 } // namespace exl3
