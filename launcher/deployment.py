@@ -222,6 +222,7 @@ def _cuda_env(settings: Settings, place: Place) -> dict[str, str]:
         "PYTORCH_CUDA_ALLOC_CONF",
         "TORCH_CUDA_ARCH_LIST",
         "FLASHINFER_CUDA_ARCH_LIST",
+        "OVERLAY_ATTENTION",
     ):
         if text := settings.text(key):
             env[key] = text

@@ -264,6 +264,14 @@ def test_a_cuda_rank_has_its_own_fabric_and_no_interpreter(tmp_path: Path) -> No
     assert head.env["VLLM_DISABLE_SHARED_EXPERTS_STREAM"] == "1"
     assert head.env["PYTORCH_CUDA_ALLOC_CONF"] == "expandable_segments:True"
     assert "TRITON_INTERPRET" not in head.env
+    assert "OVERLAY_ATTENTION" not in head.env
+
+
+def test_both_ranks_are_told_the_attention_that_was_asked_for(tmp_path: Path) -> None:
+    from spark_overlay.attention.select import VARIABLE
+
+    ranks = deployed(tmp_path, pair(), "OVERLAY_ATTENTION=portable\n").ranks
+    assert [rank.env[VARIABLE] for rank in ranks] == ["portable", "portable"]
 
 
 def test_rails_whose_indices_differ_are_left_to_nccl_and_none_is_never_empty(

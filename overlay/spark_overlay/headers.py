@@ -15,6 +15,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn, TypeGuard
 
+from spark_overlay.collector import paused
+
 INDEX_NAME = "model.safetensors.index.json"
 
 #: The format's own limit; a longer header means the first 8 bytes are not a length.
@@ -105,6 +107,7 @@ class CheckpointHeaders:
     unlisted: tuple[str, ...] = ()
 
     @classmethod
+    @paused()
     def scan(cls, root: Path, *, whole: bool = False) -> CheckpointHeaders:
         """Read the index (if there is one) and the header of every shard of ``root``.
 

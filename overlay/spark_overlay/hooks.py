@@ -26,13 +26,19 @@ class HookError(RuntimeError):
 class Hook:
     """``target`` is ``module:name`` or ``module:Class.name``. ``parameters`` are the leading ones
     the replacement relies on (None: not callable by us, only its existence counts). ``replacement``
-    is ``module:name`` inside the overlay."""
+    is ``module:name`` inside the overlay. ``since``: the first vLLM that has the target."""
 
     target: str
     parameters: tuple[str, ...] | None
     replacement: str
     reason: str
     device: Literal["any", "cpu"] = "any"
+    since: tuple[int, int] = (0, 32)
+
+    def serves(self) -> bool:
+        """Whether the installed vLLM is one that has the target."""
+        major, minor = installed().split(".")[:2]
+        return (int(major), int(minor)) >= self.since
 
     def locate(self) -> tuple[Any, str]:
         """Owner object and attribute name; raises HookError if absent."""
@@ -150,7 +156,33 @@ HOOKS: tuple[Hook, ...] = (
         ("vllm_config",),
         "spark_overlay.attention.glue:attention_class",
         "vLLM's attention classes need FlashMLA or FlashInfer kernels (SM90, SM100, SM120 with "
-        "128-token pages); ours runs on every device",
+        "128-token pages); ours runs on every device, and attention/select.py says which serves",
+    ),
+    *(
+        Hook(
+            f"{backend}.get_supported_kernel_block_sizes",
+            ("kv_cache_spec",),
+            "spark_overlay.attention.stock:page_sizes",
+            "on SM12x vLLM offers pages of 128 only, which its own index kernels refuse there",
+        )
+        for backend in (
+            f"{_V41}.sparse_mla:DeepseekV4SparseMLABackend",
+            f"{_V41}.nvidia.flashinfer_sparse:DeepseekV4FlashInferMLASparseBackend",
+            "vllm.v1.attention.backends.mla.indexer:DeepseekV41IndexerBackend",
+        )
+    ),
+    Hook(
+        f"{_V41}.nvidia.flashinfer_sparse:compute_global_topk_indices_and_lens",
+        ("topk_indices", "token_to_req_indices", "block_table", "block_size", "is_valid_token"),
+        "spark_overlay.attention.stock:bounded_topk",
+        "vLLM loads the block table at any column an index names; beyond its width is no page",
+    ),
+    Hook(
+        f"{_V41}.nvidia.flashmla:DeepseekV4FlashMLAAttention._get_prefill_num_heads",
+        ("self",),
+        "spark_overlay.attention.stock:padded_prefill_heads",
+        "FlashMLA's prefill of 32 heads takes almost twice the time of 64 on SM90",
+        since=(0, 33),
     ),
     Hook(
         f"{_MODEL}:Engram",
@@ -312,7 +344,7 @@ HOOKS: tuple[Hook, ...] = (
 
 def for_device(hooks: Iterable[Hook], device: str) -> list[Hook]:
     """The hooks that apply on ``cpu`` or ``cuda``."""
-    return [hook for hook in hooks if hook.device in ("any", device)]
+    return [hook for hook in hooks if hook.device in ("any", device) and hook.serves()]
 
 
 @cache

@@ -8,6 +8,8 @@ from __future__ import annotations
 from dataclasses import dataclass, fields
 from typing import Any, Literal, get_args
 
+from spark_overlay.attention.select import Kind
+
 EngramStore = Literal["file", "plain", "memory"]
 Sampling = Literal["official", "request"]
 
@@ -24,7 +26,8 @@ class OverlaySettings:
     it is read. ``memory_release_tokens``: prompt length from which the allocator gives memory back
     between chunks while MemAvailable is under ``memory_release_below_gib`` (0: always), and with
     ``memory_release_at_end`` once when the prompt is done. ``indexer_prefill_factor``: prefill
-    workspace of the indexer in prompts of full length; None as vLLM has it, 40."""
+    workspace of the indexer in prompts of full length; None as vLLM has it, 40. ``attention``:
+    portable or stock, as OVERLAY_ATTENTION; None as attention/select.py chooses."""
 
     engram_dir: str | None = None
     engram_store: EngramStore = "file"
@@ -38,6 +41,7 @@ class OverlaySettings:
     memory_release_below_gib: float = 2.5
     memory_release_at_end: bool = False
     indexer_prefill_factor: int | None = None
+    attention: Kind | None = None
 
     @classmethod
     def parse(cls, raw: dict[str, Any]) -> OverlaySettings:
@@ -56,6 +60,11 @@ class OverlaySettings:
                     f"additional_config.spark_overlay.{name}: found {found!r}; "
                     f"needed one of {', '.join(get_args(kind))}"
                 )
+        if settings.attention not in (None, *get_args(Kind)):
+            raise ValueError(
+                f"additional_config.spark_overlay.attention: found {settings.attention!r}; "
+                f"needed one of {', '.join(get_args(Kind))}"
+            )
         for name in ("memory_drop_page_cache", "memory_release_at_end"):
             if not isinstance(found := getattr(settings, name), bool):
                 raise ValueError(

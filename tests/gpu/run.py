@@ -182,16 +182,18 @@ def work(
         judge(check, bench, result)
         save()
     failed = native_failed(asked(todo)) or kernels_failed(asked(todo), args.device)
+    gpus = 0 if args.device == "cpu" else torch.cuda.device_count()
     with ThreadPoolExecutor(args.at_once) as pool:
         running = {
             name: pool.submit(
-                lambda name: engines.run(
+                lambda name, place: engines.run(
                     name, model.text_of(args.shape, ENGINES[name].kind),
                     models[ENGINES[name].kind], scratch,
                     cpu=args.device == "cpu", limit=max(1.0, left()),
-                ), name,
+                    gpu=place % gpus if gpus > 1 else None,
+                ), name, place,
             )
-            for name in asked(todo)
+            for place, name in enumerate(asked(todo))
         }  # fmt: skip
         for name, future in running.items():
             try:

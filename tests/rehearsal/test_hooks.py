@@ -13,10 +13,12 @@ from typing import Any
 import pytest
 
 from spark_overlay import hooks, plugin, versions
-from spark_overlay.hooks import EARLY, HOOKS, WORKER, Hook, HookError
+from spark_overlay.hooks import EARLY, WORKER, Hook, HookError
 
 pytestmark = [pytest.mark.rehearsal, pytest.mark.usefixtures("vllm")]
 
+#: Those of the installed vLLM's age.
+HOOKS = tuple(hook for hook in hooks.HOOKS if hook.serves())
 NAMES = [hook.target for hook in HOOKS]
 
 
@@ -135,6 +137,18 @@ def test_a_hook_for_another_device_is_not_even_checked(
     wrong, _ = faulty(hook, "removed name")
     monkeypatch.setattr(hooks, "HOOKS", (*(h for h in HOOKS if h is not hook), wrong))
     install("cuda")
+
+
+def test_a_hook_of_a_later_vllm_waits_for_it(
+    stock: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    later = Hook("vllm:no_such_name", None, "spark_overlay.hooks:install", "x" * 30, since=(9, 0))
+    monkeypatch.setattr(hooks, "HOOKS", (*HOOKS, later))
+    install("cpu")
+    monkeypatch.setattr(versions, "installed", lambda: "9.0.0")
+    monkeypatch.setattr(hooks, "installed", lambda: "9.0.0")
+    with pytest.raises(HookError, match="no_such_name"):
+        install("cpu")
 
 
 def test_registering_twice_is_registering_once(stock: list[Any]) -> None:

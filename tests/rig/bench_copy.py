@@ -163,18 +163,17 @@ def image(rig: Rig) -> None:
     """As launcher.image.ship has it."""
     words = rsync.push(
         ENDPOINT, CONFIG, [f"{SOURCE}/one.tar"], f"{TARGET}/one.tar", "--times", "--partial",
-        "--inplace", "--timeout=30", "--chmod=F600", "--outbuf=N", "--info=progress2",
+        "--inplace", "--timeout=30", "--chmod=F600", "--outbuf=N", "--info=progress2", fast=True,
     )  # fmt: skip
     rig.head.run(*words, user=USER.name)
 
 
-def _cipher(rig: Rig) -> dict[str, str]:
-    found = {}
-    for name, more in (("weights", ["-c", ",".join(rsync.CIPHERS)]), ("image", [])):
-        words = ["ssh", "-v", "-o", "LogLevel=DEBUG1", "-F", str(CONFIG), *more, WORKER.address]
-        said = rig.head.run(*words, "true", user=USER.name).said
-        (found[name],) = re.findall(r"kex: client->server cipher: (\S+)", said)
-    return found
+def _cipher(rig: Rig) -> str:
+    """What ssh and the worker's sshd agree on."""
+    words = ["ssh", "-v", "-o", "LogLevel=DEBUG1", "-F", str(CONFIG), *rsync.FAST, WORKER.address]
+    said = rig.head.run(*words, "true", user=USER.name).said
+    (found,) = re.findall(r"kex: client->server cipher: (\S+)", said)
+    return str(found)
 
 
 def _processor() -> str:

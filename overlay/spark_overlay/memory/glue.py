@@ -8,10 +8,13 @@ from typing import Any
 
 from torch import Tensor
 from vllm.config import get_current_vllm_config
+from vllm.distributed import get_tensor_model_parallel_rank
 from vllm.model_executor.model_loader import default_loader
 from vllm.v1.attention.backends.mla import indexer
 
 from spark_overlay.headers import read_header
+from spark_overlay.loading import request
+from spark_overlay.loading.stream import stream
 from spark_overlay.memory import pagecache
 from spark_overlay.settings import overlay_settings
 
@@ -26,9 +29,15 @@ def safetensors_weights_iterator(
     local_expert_ids: set[int] | None = None,
     **more: Any,
 ) -> Iterator[tuple[str, Tensor]]:
-    """vLLM's, with the page cache of each file dropped behind the reader."""
+    """This rank's share of an EXL3 pack, by our reader; of other checkpoints vLLM's own, with the
+    page cache of each file dropped behind it."""
     given = (hf_weights_files, use_tqdm_on_load, safetensors_load_strategy, local_expert_ids)
-    if not overlay_settings(get_current_vllm_config()).memory_drop_page_cache:
+    drop = overlay_settings(get_current_vllm_config()).memory_drop_page_cache
+    if (taker := request.current()) is not None:
+        who = f"rank {get_tensor_model_parallel_rank()}"
+        wanted = taker.wanted([Path(file) for file in hf_weights_files])
+        return stream(wanted, taker.device, who=who, keep=not drop)
+    if not drop:
         found: Iterator[tuple[str, Tensor]] = STOCK_ITERATOR(*given, **more)
         return found
     return pagecache.iterator(STOCK_ITERATOR, _names, *given, **more)
