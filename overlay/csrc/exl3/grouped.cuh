@@ -434,19 +434,22 @@ __global__ void __launch_bounds__(C::THREADS, C::CTAS) grouped_kernel(const __gr
 
 template <int V>
 struct Pick;
-/* What a launch table may name. All hold two CTAs an SM by registers. */
+/* What a launch table may name. By registers the first fits three times into an SM, the others
+ * twice; the last does so also by the shared memory of a small one (100 KB), up to K = 5. */
 template <>
 struct Pick<0> {
-    using C = Config<4, 2, 4, 3, 2, 4, 6>;
+    using C = Config<4, 4, 3, 3, 2, 4, 6>;
 };
 template <>
 struct Pick<1> {
     using C = Config<4, 4, 3, 2, 2, 4, 6, 8>;
 };
+template <>
+struct Pick<2> {
+    using C = Config<4, 2, 3, 2, 2, 4, 6, 8>;
+};
 #ifdef EXL3_SWEEP
-template <> struct Pick<2> { using C = Config<4, 4, 3, 3, 2, 4, 6>; };
-template <> struct Pick<3> { using C = Config<4, 4, 2, 2, 2, 4, 6, 8>; };
-template <> struct Pick<4> { using C = Config<2, 4, 3, 2, 2, 4, 6, 8>; };
+template <> struct Pick<3> { using C = Config<4, 4, 3, 4, 2, 4>; };
 #endif
 
 template <typename C, bool DOWN>

@@ -32,7 +32,7 @@ int plan_of(const exl3_prefill_args &a, Plan &plan) {
     if (a.y_dtype != EXL3_BF16 && a.y_dtype != EXL3_FP32)
         return refuse(EXL3_BAD_ARGUMENT, "y_dtype %d; 0 (bf16) or 1 (fp32)", a.y_dtype);
     const Variant variant = grouped_variant(a.variant, a.max_k2, false);
-    if (variant.most == 0) return refuse(EXL3_BAD_ARGUMENT, "variant %d; 0 or 1", a.variant);
+    if (variant.most == 0) return refuse(EXL3_BAD_ARGUMENT, "variant %d; 0 to 2", a.variant);
     if (variant.shared > MOST_GROUPED)
         return refuse(EXL3_BAD_ARGUMENT, "variant %d at k2 %d needs %d bytes of shared memory; %d at most", a.variant,
                       a.max_k2, variant.shared, MOST_GROUPED);

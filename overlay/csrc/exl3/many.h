@@ -56,7 +56,7 @@ typedef struct {
     int32_t y_dtype;
     int32_t max_k2;
     float limit;
-    int32_t variant;        /* plan: 0 for up to 32 rows of an expert at once, 1 up to 64 */
+    int32_t variant;        /* plan: 0 takes up to 48 rows of an expert at once, 1 and 2 up to 64 */
 } exl3_prefill_args;
 
 /* Host function, pure; pointers are not looked at. Scratch is the pool (no more of it than needed),

@@ -49,15 +49,17 @@ __device__ __forceinline__ int find(const int *v, int n, int at) {
     return low;
 }
 
-/* One more for counter[entry] of each lane whose entry is not negative; the lane's place. Lanes with
- * the same entry ask together: all rows may be of one. */
+/* One more for counter[entry] of each lane whose entry is not negative; the lane's place. All rows may
+ * be of one entry: lanes that all agree ask together. */
 __device__ __forceinline__ int count_one(int *counter, int entry) {
     const int lane = threadIdx.x & 31;
-    const unsigned same = __match_any_sync(~0u, entry);
-    const int leader = __ffs(same) - 1;
-    int first = 0;
-    if (entry >= 0 && lane == leader) first = atomicAdd(counter + entry, __popc(same));
-    return __shfl_sync(~0u, first, leader) + __popc(same & ((1u << lane) - 1u));
+    int place = 0;
+    if (__all_sync(~0u, entry == __shfl_sync(~0u, entry, 0))) {
+        if (entry >= 0 && lane == 0) place = atomicAdd(counter + entry, 32);
+        return __shfl_sync(~0u, place, 0) + lane;
+    }
+    if (entry >= 0) place = atomicAdd(counter + entry, 1);
+    return place;
 }
 
 /* take(slot, entry or -1) for every slot, by whole warps; ids are loaded eight at a time. */

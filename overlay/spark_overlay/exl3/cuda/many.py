@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import ctypes
 from ctypes import POINTER, c_float, c_int32, c_int64, c_void_p
-from dataclasses import dataclass
 from functools import cache
 
 from spark_overlay.exl3.cuda import library
+from spark_overlay.exl3.cuda.plan_prefill import PrefillNeed
 
 
 class Prefill(ctypes.Structure):
@@ -35,15 +35,6 @@ class Prefill(ctypes.Structure):
         ("limit", c_float),
         ("variant", c_int32),
     )
-
-
-@dataclass(frozen=True, slots=True)
-class PrefillNeed:
-    """Bytes of scratch of one call, and how often its launches run."""
-
-    scratch_bytes: int
-    waves: int
-    strips: int
 
 
 _POINTER, _ARGS = c_void_p, POINTER(Prefill)

@@ -18,6 +18,8 @@ from functools import cache
 from pathlib import Path
 from typing import Any, Literal
 
+from spark_overlay.exl3.cuda.plan_prefill import PrefillPlan
+
 TABLES = Path(__file__).with_name("tables")
 #: A table of one's own, as ``tune`` writes it, in place of the shipped one.
 OVERRIDE = "SPARK_EXL3_TABLE"
@@ -90,15 +92,6 @@ class ExpertsPlan:
 
 
 @dataclass(frozen=True, slots=True)
-class PrefillPlan:
-    """``variant``: 0 takes up to 32 rows of an expert at once, 1 up to 64. ``pool_mib``: scratch for
-    rotated inputs or outputs, whichever is there; a call needs some more, by its rows."""
-
-    variant: int
-    pool_mib: int
-
-
-@dataclass(frozen=True, slots=True)
 class Need:
     """Bytes of scratch and int32 counters of one call."""
 
@@ -121,11 +114,12 @@ class Table:
     expert_slots: int = MAX_SLOTS
     ctas_per_sm: int = 2
     warps: int = 8
-    #: Slots from which on ``prefill`` serves; rows an expert, on average, up to which its variant
-    #: for few rows does; its pool.
+    #: Slots from which on ``prefill`` serves; its variants up to so many rows an expert on average
+    #: and beyond; its pool.
     prefill_slots: int = MAX_SLOTS + 1
-    prefill_small: int = 20
-    pool_mib: int = 320
+    prefill_small: int = 44
+    prefill_variants: tuple[int, int] = (0, 1)
+    pool_mib: int = 352
     group: Mapping[tuple[tuple[Shape, ...], int], GroupPlan] = field(default_factory=dict)
     experts: Mapping[tuple[int, int, int], ExpertsPlan] = field(default_factory=dict)
 
@@ -145,7 +139,8 @@ class Table:
 
     def prefill_plan(self, slots: int, experts: int) -> PrefillPlan:
         """The plan of a prefill's experts call."""
-        return PrefillPlan(int(slots > self.prefill_small * experts), self.pool_mib)
+        few, many = self.prefill_variants
+        return PrefillPlan(many if slots > self.prefill_small * experts else few, self.pool_mib)
 
     def fits(self, shared: int) -> bool:
         """Whether as many CTAs as wanted are on an SM at once, by shared memory."""
@@ -342,6 +337,7 @@ def parse(value: Mapping[str, Any], name: str) -> Table:
             )
             for entry in value.get("experts", ())
         }
+        few, many = value.get("prefill_variants", (0, 1))
         table = Table(
             name=str(value["name"]),
             origin=value["origin"],
@@ -353,8 +349,9 @@ def parse(value: Mapping[str, Any], name: str) -> Table:
             ctas_per_sm=int(value.get("ctas_per_sm", 2)),
             warps=int(value.get("warps", 8)),
             prefill_slots=int(value.get("prefill_slots", MAX_SLOTS + 1)),
-            prefill_small=int(value.get("prefill_small", 20)),
-            pool_mib=int(value.get("pool_mib", 320)),
+            prefill_small=int(value.get("prefill_small", 44)),
+            prefill_variants=(int(few), int(many)),
+            pool_mib=int(value.get("pool_mib", 352)),
             group=group,
             experts=experts,
         )
@@ -384,6 +381,7 @@ def show(table: Table) -> dict[str, Any]:
         "warps": table.warps,
         "prefill_slots": table.prefill_slots,
         "prefill_small": table.prefill_small,
+        "prefill_variants": list(table.prefill_variants),
         "pool_mib": table.pool_mib,
         "group": [
             {

@@ -19,6 +19,7 @@ from torch.library import Library, register_fake
 
 from spark_overlay.exl3.cuda import many, on_cpu, ops, plan, workspace
 from spark_overlay.exl3.cuda.checks import DTYPES, aligned, check_experts, check_group
+from spark_overlay.exl3.cuda.plan_prefill import PrefillPlan
 from spark_overlay.exl3.format import bits_from_words
 
 #: fp16 values of a matrix decoded at once: 128 MiB.
@@ -178,7 +179,7 @@ def launch_prefill(
     max_k2: int,
     limit: float,
     dtype: torch.dtype,
-    chosen: plan.PrefillPlan | None = None,
+    chosen: PrefillPlan | None = None,
 ) -> Tensor:
     """``prefill`` on CUDA, by ``chosen`` instead of the table's plan: what a tuner compares."""
     check_experts(x, ids, weights, table, experts, shared, inter, dtype)
