@@ -124,6 +124,10 @@ _FUSED = (
     "x residual post_layer_mix comb_res_mix fn hc_scale hc_base rms_eps hc_pre_eps hc_sinkhorn_eps "
     "hc_post_mult_value sinkhorn_repeat pre_mix norm_weight norm_eps capture_aux"
 )
+_INDEX_QUERIES = (
+    "positions index_q index_q_cos_sin_cache index_weights index_weights_softmax_scale "
+    "index_weights_head_scale use_fp4 weights_out_dtype"
+)
 _KEYS = (
     "k_pre positions cos_sin_cache rms_norm_weight rms_norm_eps k_cache kv_slot_mapping "
     "compress_ratio use_fp4_cache"
@@ -219,6 +223,12 @@ HOOKS: tuple[Hook, ...] = (
         None,
         "spark_overlay.indexer.glue:SparkIndexerBackend",
         "vLLM offers the index cache 128-token pages only; the GB10's pages have 64",
+    ),
+    Hook(
+        f"{_ATTENTION}:fused_indexer_q_rope_quant",
+        tuple(_INDEX_QUERIES.split()),
+        "spark_overlay.indexer.glue:fused_indexer_q_rope_quant",
+        "vLLM's kernel converts to float8e4nv, which Triton has from sm_89 on only",
     ),
     *(
         Hook(
