@@ -11,7 +11,7 @@ from spark_overlay.attention.format import DATA_BYTES, HEAD_DIM, RECORD_BYTES, S
 from spark_overlay.attention.kernels.numbers import e4m3, ue8m0
 
 #: Rows of a program, and its warps: by the GPU's generation, not by trying.
-ROWS, WARPS = 4, 4
+ROWS, WARPS = 8, 2
 
 
 @triton.jit
