@@ -295,9 +295,28 @@ def launch_rows(bench: Bench) -> Iterator[Row]:
     from spark_overlay.attention import kernels
     from spark_overlay.attention.kernels import library, plan, reference
 
+    torch = bench.torch
+    for each in (16384, 49152):
+        caches = [cases.cache(768, 64, seed) for seed in range(4)]
+        table = torch.randperm(768, device="cuda").int()[: each // 64].view(1, -1)
+        shape = (1, each, 512)
+        outs = [torch.empty(shape, dtype=torch.bfloat16, device="cuda") for _ in caches]
+        lengths = torch.tensor([each], dtype=torch.int32, device="cuda")
+        for rows, warps in ((8, 2), (4, 2), (2, 1), (16, 4), (4, 1)):
+            for store in ("", ".cs", ".wt"):
+
+                def move(o: Any, c: Any, r: int = rows, w: int = warps, s: str = store,
+                         n: Any = lengths, t: Any = table) -> None:  # fmt: skip
+                    kernels.gather(o, c, n, None, t, rows=r, warps=w, store=s)
+
+                us = bench.us([lambda o=o, c=c, m=move: m(o, c)
+                               for o, c in zip(outs, caches, strict=True)] * 3)  # fmt: skip
+                name = (
+                    f"launch, gather {each}, {rows} rows, {warps} warps, store {store or 'plain'}"
+                )
+                yield name, True, {"us": round(us, 2)}
     if not library.present():
         return
-    torch = bench.torch
     forms = (plan.Cuda(64, 1), plan.Cuda(32, 1), plan.Cuda(32, 1, True))
     splits = [plan.Cuda(keys, n) for keys in (32, 64) for n in (2, 4, 5, 10, 20)]
     paired = [plan.Cuda(32, n, True) for n in (2, 5, 10, 20)]

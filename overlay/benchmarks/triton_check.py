@@ -58,7 +58,7 @@ def forms() -> Iterator[tuple[Any, dict[str, Any], dict[str, str], int, int]]:
         yield tiles.attend, constants, {}, one.warps, one.stages
     shape = dict(SPLITS=20, HEADS=plan.REDUCE_HEADS, TURN=True)
     yield tiles.reduce, shape, {}, plan.REDUCE_WARPS, 1
-    rows = dict(HAS_LENGTHS=True, BLOCK=64, ALIGN=16, OUT_ALIGN=8, ROWS=records.ROWS)
+    rows = dict(HAS_LENGTHS=True, BLOCK=64, ALIGN=16, OUT_ALIGN=8, ROWS=records.ROWS, STORE="")
     yield records._gather, rows, {}, records.WARPS, 1
     row = dict(TOPK=512, RATIO=1, WINDOW=128, WIDTH=640, REQUESTS=4, TOKENS=indices.TOKENS)
     yield indices._combine, row, {"requests": "i32"}, indices.WARPS, 1
