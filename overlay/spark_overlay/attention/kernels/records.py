@@ -58,7 +58,7 @@ def _gather(
     tl.store(out + to[:, None] + column[None, :], values, mask=kept, cache_modifier=STORE)
     tail = tl.arange(0, 64)
     rope = (cache + data[:, None] + 448).to(tl.pointer_type(tl.bfloat16)) + tail[None, :]
-    rope = tl.load(rope, mask=keep[:, None], cache_modifier=STORE)
+    rope = tl.load(rope, mask=keep[:, None])
     tl.store(
         out + to[:, None] + 448 + tail[None, :], rope, mask=keep[:, None], cache_modifier=STORE
     )
