@@ -77,6 +77,8 @@ def build(modules: dict[str, Exl3Facts], device: torch.device) -> nn.Module:
                 assert part is not None
                 stacks.append(PackedStack(members, part, slab))
     model.stacks = stacks
+    for parameter in stacks.parameters():
+        parameter.data.zero_()  # its memory is there before the loading, as a GPU's is
     return model
 
 
