@@ -172,7 +172,10 @@ def rows(asked: argparse.Namespace, folder: Path) -> Iterator[tuple[str, bool, V
         theirs.append(fio(files, asked.seconds, asked.nice) if baseline == "fio" else raw(files))
         for name, more in ways:
             unchecked = ["--unchecked"] if turn and asked.check_once else []
-            ours[name].append(one_load(asked, folder, share, *more, *unchecked))
+            found = one_load(asked, folder, share, *more, *unchecked)
+            ours[name].append(found)
+            told = {key: round(found[key], 2) for key in ("seconds", "cpu")}
+            print(f"    turn {turn}: {baseline} {theirs[-1]:.3f} GB/s, {name} {told}", flush=True)
     best = statistics.median(theirs)
     yield baseline, True, {"GB/s": spread(theirs)}
     for name, found in ours.items():

@@ -9,7 +9,7 @@ LIMIT=${LIMIT:-60}
 FOLDER=${FOLDER:-/tmp}
 df -T "$FOLDER" | tail -1 | tee "$OUT/drive.txt"
 timeout "$LIMIT" python3 overlay/benchmarks/load.py --folder "$FOLDER" --gib 4 --device cuda \
-    --turns 2 --seconds 2 --direct-only --check-once --json "$OUT/load.json" >"$OUT/load.log" 2>&1
+    --turns 2 --seconds 1 --direct-only --check-once --json "$OUT/load.json" >"$OUT/load.log" 2>&1
 echo "load: rc $?"
 cut -c1-600 "$OUT/load.log" | tail -20
 rm -rf "$FOLDER"/load-benchmark-*
