@@ -7,16 +7,19 @@
 
 #include "dense.cuh"
 #include "experts.cuh"
+#include "fault.hpp"
 #include "launch.hpp"
 
 namespace {
-
-using namespace exl3;
 
 thread_local char message[512] = "";
 #ifdef EXL3_TRACE
 long long *tracer = nullptr;
 #endif
+
+} // namespace
+
+namespace exl3 {
 
 int refuse(int status, const char *format, ...) {
     va_list args;
@@ -31,14 +34,20 @@ int done(cudaError_t error, const char *what) {
     return refuse(EXL3_CUDA, "%s: %s", what, cudaGetErrorString(error));
 }
 
-int ceil_div(int a, int b) { return (a + b - 1) / b; }
-int64_t round_up(int64_t bytes) { return (bytes + 255) / 256 * 256; }
-
 bool legal_rate(int k2, int codebook) {
     if (codebook < EXL3_MUL1 || codebook > EXL3_3INST) return false;
     if (k2 % 2) return codebook == EXL3_MUL1 && (k2 == 3 || k2 == 5 || k2 == 7);
     return k2 >= 2 && k2 <= 16;
 }
+
+} // namespace exl3
+
+namespace {
+
+using namespace exl3;
+
+int ceil_div(int a, int b) { return (a + b - 1) / b; }
+int64_t round_up(int64_t bytes) { return (bytes + 255) / 256 * 256; }
 
 bool aligned(const void *at, uintptr_t to) { return reinterpret_cast<uintptr_t>(at) % to == 0; }
 

@@ -21,6 +21,8 @@ from spark_overlay.attention.format import (
     SCALE_GROUP,
     SCALE_GROUPS,
     UE8M0_BIAS,
+    e4m3_values,
+    ue8m0_values,
 )
 
 
@@ -106,9 +108,8 @@ def read_records(cache: Tensor, slots: Tensor) -> Tensor:
     data = page[row, offset * DATA_BYTES + torch.arange(DATA_BYTES, device=cache.device)]
     column = torch.arange(SCALE_GROUPS, device=cache.device)
     scale = page[row, block * DATA_BYTES + offset * SCALE_BYTES + column]
-    nope = data[..., :NOPE_DIM].contiguous().view(torch.float8_e4m3fn).float()
-    nope = nope.unflatten(-1, (SCALE_GROUPS, SCALE_GROUP))
-    nope = nope * torch.exp2(scale.float() - UE8M0_BIAS)[..., None]
+    nope = e4m3_values(data[..., :NOPE_DIM]).unflatten(-1, (SCALE_GROUPS, SCALE_GROUP))
+    nope = nope * ue8m0_values(scale)[..., None]
     rope = data[..., NOPE_DIM:].contiguous().view(torch.bfloat16)
     return torch.cat((nope.flatten(-2).bfloat16(), rope), -1).float()
 

@@ -1,0 +1,67 @@
+"""Which launch serves how many tokens, by the GPU's generation: a table, never a trial. Pure but
+for asking the GPU's capability."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cache
+from typing import Any, Final
+
+#: A CTA of the reduction takes so many heads of a token.
+REDUCE_HEADS: Final = 1
+REDUCE_WARPS: Final = 4
+
+
+@dataclass(frozen=True)
+class Shape:
+    """``heads`` of a CTA (16 or 32), ``keys`` of a tile (16 to 64), CTAs a token (``splits``)."""
+
+    heads: int
+    keys: int
+    splits: int
+    warps: int
+    stages: int
+
+
+@dataclass(frozen=True)
+class Cuda:
+    """The library's kernel: ``keys`` of a tile (32 or 64), CTAs a token (``splits``)."""
+
+    keys: int
+    splits: int
+
+
+def shape(
+    capability: tuple[int, int], tokens: int, heads: int, width: int, by_library: bool
+) -> Shape | Cuda:
+    """For ``tokens`` of ``heads`` with ``width`` slots each.
+
+    Few tokens: split so that the GPU is about full once; many: whole tokens, output directly."""
+    most = 16 if heads <= 16 else 32
+    # Tiles of 64 take 120 KB of shared memory: SM80, SM90 and SM100 have it, the others 99 KB.
+    large = capability in ((8, 0), (9, 0), (10, 0), (10, 3))
+    keys = 64 if by_library and large and tokens > 32 else 32
+    tiles = max(1, -(-width // keys))
+    groups = -(-heads // most)
+    room = max(1, PLACES.get(capability[0], 96) // (tokens * groups))
+    splits = min(tiles, room)
+    # Every CTA takes equally many tiles, the last one fewer: no split is empty.
+    splits = -(-tiles // -(-tiles // splits))
+    if by_library:
+        return Cuda(keys, min(splits, 64))
+    return Shape(most, keys, splits, 8, 1)
+
+
+#: CTAs that run at once on a usual GPU of a generation: SM80/86/89, SM90, SM120/121 (a GB10 has 48
+#: multiprocessors).
+PLACES: Final = {8: 108, 9: 132, 10: 148, 12: 96}
+
+
+@cache
+def capability(device: Any) -> tuple[int, int]:
+    """Of a torch device; under the interpreter, a CPU stands for SM80."""
+    import torch
+
+    if device.type != "cuda":
+        return (8, 0)
+    return torch.cuda.get_device_capability(device)
