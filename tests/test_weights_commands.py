@@ -99,7 +99,7 @@ def test_whose_server_listens_is_seen_by_its_address(
     """By the launcher, and by the exporter, which ends what a killed one left and nothing else."""
     assert nfs.listening(tables) == found
     entry = (Path(__file__).resolve().parents[1] / "docker/nfs/entrypoint.sh").read_text()
-    function = entry[entry.index("left() {") : entry.index("\n}\n") + 2]
+    function = entry[entry.index("left() {") :].partition("\n}\n")[0] + "\n}"
     assert "/proc/net/tcp /proc/net/tcp6" in function
 
     def left(boot: str, address: str = "10.99.0.1") -> bool:
