@@ -115,7 +115,7 @@ ENGINES = {
     **ENGINES,
     **{
         f"{'asked-' if choice == 'stock' else ''}{choice}-{name}": Engine(
-            190, 75, overlay=True, attention=choice, **how
+            190, 132, overlay=True, attention=choice, **how
         )
         for choice, those in CHOSEN.items()
         for name, how in those.items()
