@@ -42,7 +42,7 @@ class Engine:
 EXACT = {"swa_bounded_replay": False}
 EAGER = {"enforce_eager": True}
 GRAPHS = {"compilation_config": {"cudagraph_capture_sizes": [1, 2, 4]}}
-#: What the overlay's attention allows: it computes between the captured pieces.
+#: Pieces with attention between them, as EXL3's and Engram's results have them.
 PIECES = {"compilation_config": {**GRAPHS["compilation_config"], "cudagraph_mode": "PIECEWISE"}}
 #: Of a step that verifies three drafted tokens of each of up to four requests.
 DRAFTED = {
