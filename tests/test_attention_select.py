@@ -101,7 +101,7 @@ def test_a_word_that_is_no_choice_is_refused(value: str) -> None:
 
 
 def test_two_places_that_contradict_each_other_are_refused() -> None:
-    with pytest.raises(ChoiceError, match="OVERLAY_ATTENTION=stock, but .* is portable"):
+    with pytest.raises(ChoiceError, match=r"OVERLAY_ATTENTION=stock, but .* is portable"):
         wishes({"OVERLAY_ATTENTION": "stock"}, "portable")
 
 
