@@ -91,9 +91,9 @@ def fio(files: list[Path], seconds: float, nice: int) -> float:
     for size, depth in FIO:
         argv = [
             "fio", "--name=read", f"--filename={':'.join(map(str, files))}", "--readonly",
-            "--rw=read", f"--bs={size}", "--direct=1", "--ioengine=libaio", f"--iodepth={depth}",
-            "--time_based", f"--runtime={seconds:g}", "--file_service_type=sequential",
-            "--output-format=json",
+            "--thread", "--rw=read", f"--bs={size}", "--direct=1", "--ioengine=libaio",
+            f"--iodepth={depth}", "--time_based", f"--runtime={seconds:g}",
+            "--file_service_type=sequential", "--output-format=json",
         ]  # fmt: skip
         ran = subprocess.run(argv, capture_output=True, text=True, preexec_fn=lambda: hurry(nice))
         if ran.returncode:
