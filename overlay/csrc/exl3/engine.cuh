@@ -372,6 +372,10 @@ __device__ __forceinline__ float4 finish(float4 v, float4 svh, int lane) {
                        v.w * OUTPUT_SCALE * svh.w);
 }
 
+__device__ __forceinline__ float4 finish(float4 v, const __half *svh, int lane) {
+    return finish(v, scales_of(svh, lane), lane);
+}
+
 __device__ __forceinline__ void store_four(void *y, int64_t at, int fp32, float4 v) {
     if (fp32) {
         *reinterpret_cast<float4 *>(static_cast<float *>(y) + at) = v;
