@@ -23,11 +23,18 @@ if [[ -n $bench ]]; then
     echo "mHC benchmark: $?, after $((SECONDS - began)) s"
 fi
 limit=$(left)
+if ((limit > 25)); then
+    timeout -k 5 25 python3 overlay/benchmarks/inserts.py $peer --quick \
+        --commit "${COMMIT:-unknown}" --json "$OUT/inserts.json" >"$OUT/inserts.log" 2>&1
+    echo "inserts: $?, after $((SECONDS - began)) s"
+fi
+limit=$(left)
 if ((limit > 15)); then
-    timeout -k 5 "$limit" python3 -m pytest -q -m gpu -p no:cacheprovider --maxfail=12 \
+    timeout -k 5 "$limit" python3 -m pytest -q -m gpu -p no:cacheprovider -n 8 --maxfail=12 \
         tests/gpu/test_insert_kernels.py tests/gpu/test_mhc_kernels.py >"$OUT/kernels.log" 2>&1
     echo "kernels: $?, after $((SECONDS - began)) s"
 fi
 tail -n 11 "$OUT/mhc_sweep.log" | cut -c1-200
 grep -v '^ ' "$OUT/mhc.log" | tail -n 8 | cut -c1-250
+tail -n 3 "$OUT/inserts.log" | cut -c1-220
 tail -n 4 "$OUT/kernels.log" | cut -c1-200
