@@ -16,6 +16,7 @@ tilelang vLLM's call on the same inputs; ``ratio`` its us by ours. ``tilelang_dg
 from __future__ import annotations
 
 import argparse
+import functools
 import itertools
 import json
 import statistics
@@ -165,6 +166,7 @@ def warm(counts: Sequence[int]) -> None:
     torch.cuda.synchronize()
 
 
+@functools.cache
 def theirs() -> dict[str, tuple[dict[str, Callable[..., Any]], Call]]:
     """vLLM's calls, without and with DeepGEMM; the second of each switches to it."""
     from vllm.model_executor.kernels.mhc import tilelang
