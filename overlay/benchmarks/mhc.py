@@ -16,6 +16,7 @@ tilelang vLLM's call on the same inputs; ``ratio`` its us by ours. ``tilelang_dg
 from __future__ import annotations
 
 import argparse
+import functools
 import itertools
 import json
 import statistics
@@ -148,23 +149,7 @@ def rows_of(bench: Bench, counts: Sequence[int]) -> Iterator[tuple[str, bool, Va
             yield f"{kind}, {count} rows", bf16 < 1.9e-3 and fp32 < 1.9e-3, values
 
 
-def warm(counts: Sequence[int]) -> None:
-    """Have vLLM's kernels compiled, which takes a minute."""
-    import torch
-    from gpu import mhc_cases as cases
-
-    n = cases.NUMBERS
-    numbers = (n.rms_eps, n.pre_eps, n.sinkhorn_eps, n.post_gain, n.iterations)
-    for count in counts:
-        one = cases.draw(count, HIDDEN, 1).to("cuda")
-        for name, (calls, switch) in theirs().items():
-            switch()
-            fused(calls["fused"], one, numbers, n.norm_eps)
-            if name == "tilelang":
-                read(calls["read"], one, numbers, n.norm_eps)
-    torch.cuda.synchronize()
-
-
+@functools.cache
 def theirs() -> dict[str, tuple[dict[str, Callable[..., Any]], Call]]:
     """vLLM's calls, without and with DeepGEMM; the second of each switches to it."""
     from vllm.model_executor.kernels.mhc import tilelang

@@ -103,10 +103,12 @@ def _block(hidden: int, most: int) -> int:
 
 
 def one_launch(tokens: int, hidden: int) -> OneLaunch:
-    """64 columns of each stream a program, in two steps, whose loads are under way at once."""
-    block = _block(hidden, 32)
+    """Two steps a program, whose loads are under way at once. More rows: larger programs, so that
+    the last to arrive has fewer shares to add."""
+    few = tokens <= 16
+    block = _block(hidden, 32 if few else 64)
     each = 2 * block if hidden % (2 * block) == 0 else block
-    return OneLaunch(8 if tokens <= 32 else 16, MIXES, hidden // each, block, 4)
+    return OneLaunch(8 if few else 16, MIXES, hidden // each, block, 4)
 
 
 def two_launches(tokens: int, hidden: int) -> TwoLaunches:
@@ -114,5 +116,5 @@ def two_launches(tokens: int, hidden: int) -> TwoLaunches:
     few = tokens <= 1024
     block = _block(hidden, 32 if few else 64)
     steps = hidden // block
-    splits = max(s for s in range(1, min(10 if few else 4, steps) + 1) if steps % s == 0)
-    return TwoLaunches(16, splits, block, 4, 3 if few else 2)
+    splits = max(s for s in range(1, min(10 if few else 2, steps) + 1) if steps % s == 0)
+    return TwoLaunches(16, splits, block, 4, 3)

@@ -17,8 +17,9 @@ from spark_overlay.mhc.kernels.fused import one_launch
 from spark_overlay.mhc.kernels.split import coefficients_and_norm, streams_and_projection
 from spark_overlay.mhc.plan import COLUMNS, MIXES, ONE_LAUNCH, STREAMS, PlanError
 
-_CHUNK = 1024
-_MIX_ROWS, _MIX_WARPS = 128, 4
+#: Columns that a program of one row takes at once; rows and warps of one that makes coefficients.
+CHUNK = 1024
+MIX_ROWS, MIX_WARPS = 128, 4
 
 
 @dataclass(frozen=True)
@@ -139,25 +140,64 @@ def _counters(work: Work, groups: int) -> Tensor:
     return counters(device).of(("mhc", work.fn.data_ptr(), stream), groups)
 
 
+def constants_of_one(
+    at: plan.OneLaunch, hidden: int, iterations: int, bytes_each: int
+) -> dict[str, int]:
+    """What ``one_launch`` is compiled for, besides the call's kind; ``bytes_each``: of the weight's
+    values, 4 or 2."""
+    return {
+        "ITERATIONS": iterations,
+        "ROWS": at.rows,
+        "TILE_N": at.tile_n,
+        "SPLITS": at.splits,
+        "BLOCK": at.block,
+        "LOADS": at.loads,
+        "LIMBS": at.limbs if bytes_each == 4 else 1,
+        "M": at.m,
+        "N": at.n,
+        "FOLD": at.fold,
+        "CHUNK": _chunk(hidden),
+        "STAGES": at.stages,
+        "PARTS": _parts(hidden),
+    }
+
+
+def constants_of_two(at: plan.TwoLaunches, bytes_each: int) -> dict[str, int]:
+    """The same of ``streams_and_projection``."""
+    return {
+        "ROWS": at.rows,
+        "SPLITS": at.splits,
+        "BLOCK": at.block,
+        "LIMBS": at.limbs if bytes_each == 4 else 1,
+        "STAGES": at.stages,
+    }
+
+
+def constants_of_finish(at: plan.TwoLaunches, hidden: int, iterations: int) -> dict[str, int]:
+    """The same of ``coefficients_and_norm``."""
+    return {
+        "ITERATIONS": iterations,
+        "SPLITS": at.splits,
+        "MIX_ROWS": MIX_ROWS,
+        "CHUNK": _chunk(hidden),
+    }
+
+
 def _in_one(work: Work, numbers: Numbers, at: plan.OneLaunch) -> None:
     groups, tokens = at.groups(work.tokens), work.tokens
-    room = work.residual.new_empty(
-        groups * (at.splits + 1) * at.rows * COLUMNS, dtype=torch.float32
-    )
-    totals = room[groups * at.splits * at.rows * COLUMNS :]
+    shares = groups * at.splits * at.rows * COLUMNS
+    room = work.residual.new_empty(shares + groups * at.rows * COLUMNS, dtype=torch.float32)
     one_launch[(at.programs(tokens),)](
         _some(work.x, work.residual), work.residual, _some(work.post, work.scale),
         _some(work.comb, work.scale), _some(work.pre, work.scale), work.fn, work.scale, work.base,
         _some(work.weight, work.residual), _some(work.streams, work.input_out), work.post_out,
         work.comb_out, work.input_out, work.pre_out, _some(work.mean_out, work.input_out),
-        room, totals, _counters(work, groups), tokens, numbers.rms_eps, numbers.pre_eps,
+        room, room[shares:], _counters(work, groups), tokens, numbers.rms_eps, numbers.pre_eps,
         numbers.sinkhorn_eps, numbers.post_gain, numbers.norm_eps,
         H=work.hidden, SOURCES=work.sources, POST=work.post is not None,
         PRE=work.pre is not None, NORM=work.weight is not None, MEAN=work.mean_out is not None,
-        ITERATIONS=numbers.iterations, ROWS=at.rows, TILE_N=at.tile_n, SPLITS=at.splits,
-        BLOCK=at.block, LOADS=at.loads, LIMBS=1 if work.fn.dtype == torch.bfloat16 else at.limbs,
-        M=at.m, N=at.n, FOLD=at.fold, CHUNK=_chunk(work.hidden),
-        STAGES=at.stages, PARTS=_parts(work.hidden), num_warps=at.warps, enable_fp_fusion=True,
+        **constants_of_one(at, work.hidden, numbers.iterations, work.fn.element_size()),
+        num_warps=at.warps, enable_fp_fusion=True,
     )  # fmt: skip
 
 
@@ -173,25 +213,23 @@ def _in_two(work: Work, numbers: Numbers, at: plan.TwoLaunches) -> None:
         _some(work.streams, work.input_out), work.input_out, _some(work.mean_out, work.input_out),
         shares, tokens,
         H=hidden, SOURCES=work.sources, POST=work.post is not None, PRE=work.pre is not None,
-        MEAN=work.mean_out is not None, ROWS=at.rows, SPLITS=at.splits, BLOCK=at.block,
-        LIMBS=1 if work.fn.dtype == torch.bfloat16 else at.limbs, STAGES=at.stages,
+        MEAN=work.mean_out is not None, **constants_of_two(at, work.fn.element_size()),
         num_warps=at.warps, enable_fp_fusion=True,
     )  # fmt: skip
     norms = tokens if work.weight is not None else 0
-    coefficients_and_norm[(triton.cdiv(tokens, _MIX_ROWS) + norms,)](
+    coefficients_and_norm[(triton.cdiv(tokens, MIX_ROWS) + norms,)](
         shares, work.scale, work.base, _some(work.weight, work.residual), work.post_out,
         work.comb_out, work.pre_out, work.input_out, tokens, numbers.rms_eps, numbers.pre_eps,
         numbers.sinkhorn_eps, numbers.post_gain, numbers.norm_eps,
         H=hidden, SOURCES=work.sources, NORM=work.weight is not None,
-        ITERATIONS=numbers.iterations, SPLITS=at.splits, MIX_ROWS=_MIX_ROWS,
-        CHUNK=_chunk(hidden), num_warps=_MIX_WARPS,
-        enable_fp_fusion=True,
+        **constants_of_finish(at, hidden, numbers.iterations),
+        num_warps=MIX_WARPS, enable_fp_fusion=True,
     )  # fmt: skip
 
 
 def _chunk(hidden: int) -> int:
     """Columns a row program takes at once."""
-    return min(_CHUNK, triton.next_power_of_2(hidden))
+    return min(CHUNK, triton.next_power_of_2(hidden))
 
 
 def _parts(hidden: int) -> int:
