@@ -111,7 +111,7 @@ class PeerMany:
             order = flat.argsort()
             tokens_sorted, factors_sorted = token[order], factors[order]
             counts = torch.bincount(flat, minlength=count + 1)
-            for low, high, rows, active in _tiles(counts.tolist()[:count]):
+            for low, high, rows, active in tiles(counts.tolist()[:count]):
                 self.ops.moe(
                     x, out, counts, tokens_sorted, factors_sorted, scratch, rate, tables, 10.0,
                     active, None, None, low, high, rows,
@@ -120,7 +120,7 @@ class PeerMany:
         return run, out
 
 
-def _tiles(counts: Sequence[int]) -> list[tuple[int, int, int, int]]:
+def tiles(counts: Sequence[int]) -> list[tuple[int, int, int, int]]:
     """Least and most rows, tile, experts of each launch, the largest first.
 
     Raises ValueError where an expert has more rows than its buffers."""

@@ -46,9 +46,9 @@ def eager(torch: Any, calls: Sequence[Callable[[], Any]], runs: int) -> float:
 
 def beside(us: float, peer_us: float | None, **more: Any) -> Values:
     found = {"us": round(us, 1), **more}
-    if peer_us is not None:
-        found |= {"peer_us": round(peer_us, 1), "ratio": round(peer_us / us, 3)}
-    return found
+    if peer_us is None:
+        return found | {"peer": "not here"}
+    return found | {"peer_us": round(peer_us, 1), "ratio": round(peer_us / us, 3)}
 
 
 def expert_rows(bench: Any, peer: Any, layer: Any, k2: int) -> Rows:

@@ -235,15 +235,16 @@ __device__ __forceinline__ void multiply(const GroupedLaunch &p, const Side &s, 
             for (int g = 0; g < NG; ++g) b[g] = *reinterpret_cast<const uint2 *>(inputs + g * C::KT * 256);
             uint32_t a[2][4];
             decoder.decode(next, a[0]);
-            next = decoder.load(weights + tile_bytes, s.k2, s.codebook);
+            if (K2) next = decoder.load(weights + tile_bytes, s.k2, s.codebook);
 #pragma unroll
             for (int t = 0; t < C::CT; ++t) {
-                if (t + 1 < C::CT) {
+                if (K2 && t + 1 < C::CT) {
                     decoder.decode(next, a[(t + 1) & 1]);
-                    next = decoder.load(weights + (t + 2) * tile_bytes, s.k2, s.codebook); /* past the last: not used */
+                    next = decoder.load(weights + (t + 2) * tile_bytes, s.k2, s.codebook); /* at last the next k-tile's first */
                 }
 #pragma unroll
-                for (int g = 0; g < NG; ++g) mma(d[t][g], a[t & 1], b[g].x, b[g].y);
+                for (int g = 0; g < NG; ++g) mma(d[t][g], a[K2 ? t & 1 : 0], b[g].x, b[g].y);
+                if (!K2) decoder.decode(next = decoder.load(weights + (t + 1) * tile_bytes, s.k2, s.codebook), a[0]);
             }
             weights += C::CT * tile_bytes;
             inputs += 256;
