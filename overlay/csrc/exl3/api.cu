@@ -13,9 +13,6 @@
 namespace {
 
 thread_local char message[512] = "";
-#ifdef EXL3_TRACE
-long long *tracer = nullptr;
-#endif
 
 } // namespace
 
@@ -190,9 +187,6 @@ int experts_need(const exl3_experts_args &a, ExpertsNeed &need) {
 extern "C" {
 
 int exl3_abi(void) { return EXL3_ABI; }
-#ifdef EXL3_TRACE
-EXL3_API void exl3_set_trace(void *at) { tracer = static_cast<long long *>(at); }
-#endif
 
 const char *exl3_error(void) { return message; }
 
@@ -338,14 +332,8 @@ int exl3_experts(const exl3_experts_args *args, void *scratch, int64_t scratch_b
     stand_both(p.stand, a.a_warps, a.a_chunks, p.inter_blocks);
     const auto on = static_cast<cudaStream_t>(stream);
     const bool early = starts_early();
-#ifdef EXL3_TRACE
-    p.trace = tracer;
-#endif
     if (const int status = done(launch_experts_a(p, need.shared_a, early, on), "exl3_experts, gate and up"))
         return status;
-#ifdef EXL3_TRACE
-    if (tracer) p.trace = tracer + 20 * 2 * p.groups * p.splits * (p.slots + p.shared);
-#endif
     p.warps = a.b_warps;
     p.chunks = a.b_chunks;
     p.groups = need.groups_b;

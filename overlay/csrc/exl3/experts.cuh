@@ -10,25 +10,9 @@
 
 namespace exl3 {
 
-#ifdef EXL3_TRACE
-#define EXL3_MARK(i)                                                                                        \
-    if (p.trace && threadIdx.x == 0) {                                                                      \
-        const int cta_ = blockIdx.x + gridDim.x * (blockIdx.y + gridDim.y * blockIdx.z);                     \
-        long long t_;                                                                                       \
-        asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(t_));                                              \
-        p.trace[cta_ * 20 + 2 * (i)] = clock64(), p.trace[cta_ * 20 + 2 * (i) + 1] = t_;                    \
-        if ((i) == 0) { int sm_; asm volatile("mov.u32 %0, %%smid;" : "=r"(sm_)); p.trace[cta_ * 20 + 16] = sm_ + 1; } \
-    }
-#else
-#define EXL3_MARK(i)
-#endif
-
 constexpr int MAX_SLOTS = 128;
 
 struct ExpertsLaunch {
-#ifdef EXL3_TRACE
-    long long *trace;
-#endif
     const __nv_bfloat16 *x;
     const void *ids;
     const float *weights;

@@ -12,10 +12,8 @@ static __global__ void __launch_bounds__(32 * MAX_WARPS, 2) experts_a_kernel(con
     const int warp = threadIdx.x >> 5, lane = threadIdx.x & 31;
     const int slot = static_cast<int>(blockIdx.z), split = static_cast<int>(blockIdx.y);
     const int group = static_cast<int>(blockIdx.x >> 1), which = static_cast<int>(blockIdx.x & 1);
-    EXL3_MARK(0);
     wait_for_previous(); /* ids and rows are what it wrote */
     let_next_start();
-    EXL3_MARK(1);
     uint8_t *const list = lists[warp];
     const int expert = slot == p.slots ? p.experts : slot_expert(p, slot);
     if (expert < 0) return;
@@ -26,7 +24,6 @@ static __global__ void __launch_bounds__(32 * MAX_WARPS, 2) experts_a_kernel(con
     copy_commit();
     const int count = find_rows(p, slot, expert, lane, list);
     if (count == 0) return;
-    EXL3_MARK(2);
 
     const int block0 = split * p.kblocks, blocks = min(p.kblocks, p.hidden_blocks - block0);
     const Stand &stand = p.stand[group == p.groups - 1];
@@ -66,13 +63,11 @@ static __global__ void __launch_bounds__(32 * MAX_WARPS, 2) experts_a_kernel(con
             }
         }
         __syncthreads();
-        EXL3_MARK(3);
         Sums<1> sums = {};
 #define EXL3_RUN(K2) stream_run<K2, 1, 32>(stream, k2, entry.codebook, lane, sums)
         EXL3_FOR_RATE(k2, entry.codebook, EXL3_RUN)
 #undef EXL3_RUN
         __syncthreads();
-        EXL3_MARK(4);
         if (at.works) put_sums<1>(sums, 0, red + warp * RED_WARP, lane);
         __syncthreads();
         for (int task = warp; task < some * here; task += p.warps) {
@@ -82,9 +77,7 @@ static __global__ void __launch_bounds__(32 * MAX_WARPS, 2) experts_a_kernel(con
         }
         __syncthreads(); /* the sums lie where the next pass streams to */
     }
-    EXL3_MARK(5);
     if (!arrive(p.counters_a + slot * p.groups + group, 2 * p.splits, &flag)) return;
-    EXL3_MARK(6);
 
     for (int task = warp; task < count * here; task += p.warps) {
         const int r = divide(task, stand.by_chunks), c = group * p.chunks + task - r * here, row = list[r];
@@ -102,7 +95,6 @@ static __global__ void __launch_bounds__(32 * MAX_WARPS, 2) experts_a_kernel(con
         v.w = activation(gate.w, up.w, p.limit) * suh.w * 0.125f;
         put_operand(p.act + static_cast<int64_t>(row) * inter + c * CHUNK, hadamard(v, lane), lane);
     }
-    EXL3_MARK(7);
 }
 
 /* May start while what comes before still ends, where the chip can: it waits before it reads anything. */

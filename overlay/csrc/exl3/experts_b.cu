@@ -16,7 +16,6 @@ static __global__ void __launch_bounds__(32 * MAX_WARPS, 2) experts_b_kernel(con
     const int here = stand.chunks;
     const int hidden = p.hidden_blocks * CHUNK, inter = p.inter_blocks * CHUNK;
     uint8_t *const list = lists[warp];
-    EXL3_MARK(0);
     const int expert = slot == p.slots ? p.experts : slot_expert(p, slot);
     int count = 0;
     if (expert >= 0) {
@@ -45,9 +44,7 @@ static __global__ void __launch_bounds__(32 * MAX_WARPS, 2) experts_b_kernel(con
 #define EXL3_START(K2) stream_start<K2>(stream, k2, lane)
                 EXL3_FOR_RATE(k2, entry.codebook, EXL3_START)
 #undef EXL3_START
-                EXL3_MARK(1);
                 if (base == 0) wait_for_previous();
-                EXL3_MARK(2);
                 for (int r = 0; r < some; ++r) {
                     const uint4 *from = reinterpret_cast<const uint4 *>(row_at(base + r));
                     for (int i = threadIdx.x; i < 16 * blocks; i += 32 * p.warps)
@@ -58,13 +55,11 @@ static __global__ void __launch_bounds__(32 * MAX_WARPS, 2) experts_b_kernel(con
                 stream.x = reinterpret_cast<const uint2 *>(x + r * row_words + at.tile0 * 8) + (lane & 3);
                 copy_wait<0>();
                 __syncthreads();
-                EXL3_MARK(3);
                 Sums<1> sums = {};
 #define EXL3_RUN(K2) stream_run<K2, 1, 4>(stream, k2, entry.codebook, lane, sums)
                 EXL3_FOR_RATE(k2, entry.codebook, EXL3_RUN)
 #undef EXL3_RUN
                 __syncthreads();
-                EXL3_MARK(4);
                 if (at.works) put_sums<1>(sums, 0, red + warp * RED_WARP, lane);
                 __syncthreads();
                 for (int task = warp; task < some * here; task += p.warps) {
@@ -83,9 +78,7 @@ static __global__ void __launch_bounds__(32 * MAX_WARPS, 2) experts_b_kernel(con
         }
     }
     if (!count) wait_for_previous();
-    EXL3_MARK(5);
     if (!arrive(p.counters_b + group, (p.slots + p.shared) * p.splits, &flag)) return;
-    EXL3_MARK(6);
     /* Rows that a token's slots have in `out`, one after the other: those of invalid ids are not there. */
     uint32_t valid[MAX_SLOTS / 32];
 #pragma unroll
@@ -116,7 +109,6 @@ static __global__ void __launch_bounds__(32 * MAX_WARPS, 2) experts_b_kernel(con
         }
         store_four(p.y, token * p.y_stride + c * CHUNK + 4 * lane, p.fp32, total);
     }
-    EXL3_MARK(7);
 }
 
 /* May start while A still ends, where the chip can: it waits for A before it reads what A wrote. */

@@ -72,9 +72,8 @@ def check_dtype(dtype: torch.dtype) -> None:
 
 def aligned(x: Tensor) -> Tensor:
     """``x`` with rows that can be read 8 bytes at a time."""
-    row = x.stride(0) if x.shape[0] > 1 else x.shape[1]
-    right = x.stride(1) == 1 and row % 4 == 0 and x.data_ptr() % 8 == 0
-    return x if right and x.stride(0) == row else x.clone(memory_format=torch.contiguous_format)
+    right = x.stride(1) == 1 and x.stride(0) % 4 == 0 and x.data_ptr() % 8 == 0
+    return x if right else x.clone(memory_format=torch.contiguous_format)
 
 
 def check_experts(
