@@ -43,6 +43,13 @@ struct GroupedLaunch {
 /* Dynamic shared memory at most: 99 KB less what is static. */
 constexpr int MOST_GROUPED = 97 * 1024;
 
+/* Where the compiler keeps three CTAs' registers without spilling; elsewhere two are asked for. */
+#if __CUDA_ARCH__ == 900
+#define EXL3_CTAS(C) C::CTAS
+#else
+#define EXL3_CTAS(C) 2
+#endif
+
 /* KT k-tiles a stage; STAGES in the ring; items of at most 8 * MOST rows, in loops for NG groups each. */
 template <int CT_, int KT_, int STAGES_, int CTAS_, int... NG>
 struct Config {
@@ -331,7 +338,7 @@ __device__ __forceinline__ void put_pass(const float (&d)[C::CT][C::MOST][4], fl
 
 /* Grid [chunks, or pairs of them][items, or more]; spare CTAs leave at once. */
 template <typename C, bool DOWN>
-__global__ void __launch_bounds__(C::THREADS, C::CTAS) grouped_kernel(const __grid_constant__ GroupedLaunch p) {
+__global__ void __launch_bounds__(C::THREADS, EXL3_CTAS(C)) grouped_kernel(const __grid_constant__ GroupedLaunch p) {
     extern __shared__ __align__(16) char ring[];
     __shared__ Rows<C> rows;
     const int item_at = __ldg(p.head->wave_item + p.first_item) + static_cast<int>(blockIdx.y);

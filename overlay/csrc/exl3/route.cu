@@ -8,7 +8,7 @@ constexpr int ROUTE_THREADS = 512, ROUTE_WARPS = ROUTE_THREADS / 32;
 constexpr int GATHER_WARPS = 4;
 
 /* Exclusive sums of v[0..n) in place, v[n] the total; by the whole CTA. */
-__device__ void exclusive_sums(int *v, int n, int *warps) {
+__device__ __forceinline__ void exclusive_sums(int *v, int n, int *warps) {
     const int each = (n + ROUTE_THREADS - 1) / ROUTE_THREADS, first = static_cast<int>(threadIdx.x) * each;
     const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5;
     int own = 0;
