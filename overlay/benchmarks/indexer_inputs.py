@@ -51,6 +51,14 @@ class Inputs:
     final: Any
 
 
+def seen(shape: Shape) -> Any:
+    """``[T]`` int32: positions that each row sees."""
+    import torch
+
+    one = torch.arange(shape.context - shape.rows, shape.context, device="cuda") + 1
+    return one.repeat(shape.requests).int()
+
+
 def sets_of(shape: Shape, most: int = 12) -> list[Inputs]:
     count = min(most, max(2, math.ceil(SETS_BYTES / shape.key_bytes)))
     return [inputs(shape, seed) for seed in range(count)]
@@ -74,7 +82,6 @@ def inputs(shape: Shape, seed: int) -> Inputs:
         [0, 0, 0, 0x3C], dtype=torch.uint8, device=gpu
     ).repeat(STATES)
     q = torch.randn(shape.total, HEADS, KEY_DIM, generator=draw, device=gpu)
-    positions = torch.arange(shape.context - shape.rows, shape.context, device=gpu)
     requests = torch.arange(shape.requests, device=gpu)
     chosen = torch.full((shape.total, BLOCKS), -1, dtype=torch.int32, device=gpu)
     tops = -(-shape.context // SIZE)
@@ -88,7 +95,7 @@ def inputs(shape: Shape, seed: int) -> Inputs:
         step=Step(
             request=requests.repeat_interleave(shape.rows).int(),
             starts=torch.arange(0, shape.total + 1, shape.rows, device=gpu).int(),
-            positions=positions.repeat(shape.requests),
+            lengths=torch.full((shape.requests,), shape.context, dtype=torch.int32, device=gpu),
             table=torch.randperm(blocks, generator=draw, device=gpu).int().view(-1, pages),
             longest=shape.rows,
             bound=shape.context,

@@ -53,7 +53,7 @@ Changes = dict[str, int]
 
 def dense_variants(shape: Shape) -> Iterator[Changes]:
     groups = [1] if shape.rows == 1 else [2, 4, 8]
-    waves = [2] if shape.total > 256 else [1, 2, 4]
+    waves = [2] if shape.total > 256 else [2, 4, 8]
     for group, (keys, warps), stages in product(
         groups, [(64, 4), (128, 4), (128, 8), (256, 8)], [2, 3, 4, 5]
     ):
@@ -65,7 +65,7 @@ def dense_variants(shape: Shape) -> Iterator[Changes]:
 
 
 def limited_variants(shape: Shape) -> Iterator[Changes]:
-    for (keys, warps), stages in product([(64, 4), (128, 4), (128, 8), (256, 8)], [2, 3, 4]):
+    for (keys, warps), stages in product([(64, 4), (128, 4), (128, 8)], [2, 3, 4]):
         for wave in [2, 4, 8]:
             yield {
                 "candidate_keys": keys,
@@ -76,11 +76,9 @@ def limited_variants(shape: Shape) -> Iterator[Changes]:
 
 
 def choice_variants(shape: Shape) -> Iterator[Changes]:
-    for block, warps in [
-        (2048, 4), (2048, 8), (4096, 4), (4096, 8), (4096, 16), (8192, 8), (8192, 16),
-        (16384, 16), (16384, 32),
-    ]:  # fmt: skip
-        yield {"block": block, "block_warps": warps}
+    for (fan, last), warps in product([(8, 4096), (8, 8192), (16, 8192), (16, 16384)], [4, 8, 16]):
+        if last < 512 * warps * 4:
+            yield {"fan": fan, "last": last, "choice_warps": warps}
 
 
 class Part:
@@ -109,22 +107,22 @@ class Part:
         from spark_overlay.indexer.kernels import launch
 
         layer = launch.with_tuning(self.layer, **changes)
-        rows, width = inputs.final.shape[0], inputs.step.bound
+        rows, width, fan = inputs.final.shape[0], inputs.step.bound, layer.tuning.fan
         limited = self.name == "limited"
         scored = made.BLOCKS * made.SIZE if limited else width
-        used = launch.plan(scored, made.COUNT, 0, 1, layer.tuning.block)
-        parts = layer._parts(used, rows)
-        arguments = (inputs.q.view(torch.uint8), inputs.weights, inputs.cache, inputs.step)
+        used = launch.plan(scored, fan)
+        held = launch.Rows(inputs.step, 0, rows, width, *layer._parts(used, rows))
+        arguments = (inputs.q.view(torch.uint8), inputs.weights, inputs.cache, held)
         if self.name == "dense":
-            return lambda: layer._scores(*arguments, None, parts, 0, rows, width), parts[0]
+            return lambda: layer._scores(*arguments, fan), held.scores
         if limited:
             candidates = launch.Candidates(inputs.chosen, made.SIZE, False)
             return (
-                lambda: layer._candidate_scores(*arguments, candidates, parts[0], 0, rows, width),
-                parts[0][:, : min(width, scored)],
+                lambda: layer._candidate_scores(*arguments, candidates, fan),
+                held.scores[:, : min(width, scored)],
             )
-        chosen = (inputs.step, inputs.final, None, 0, rows, width, 0, 1, made.COUNT)
-        return lambda: layer._choose(parts[0], parts[2:], *chosen), inputs.final
+        layer._scores(*arguments, fan)
+        return lambda: layer._choose(held, inputs.final, 0, width, fan, None), inputs.final
 
     def compile(self, index: int, of: int) -> None:
         """One call of every ``of``-th variant, small."""
@@ -145,27 +143,11 @@ class Part:
             except Exception as error:  # a shape that does not fit is not a variant
                 print(shape.name, changes, type(error).__name__, str(error)[:80])
 
-    def best_of(self, inputs: Inputs) -> Any:
-        """The choice of the random scores that the workspace holds, by torch."""
-        import torch
-
-        from spark_overlay.indexer.kernels.launch import rounded
-
-        rows, width = inputs.final.shape[0], inputs.step.bound
-        held = self.layer.workspace[: rows * rounded(width)].view(torch.float32)
-        score = held.view(rows, -1)[:, :width].clone()
-        seen = inputs.step.positions[:, None] + 1
-        score.masked_fill_(torch.arange(width, device=score.device) >= seen, float("-inf"))
-        return score.topk(made.COUNT, -1).indices.sort(-1).values.float()
-
     def measure(self, shape: Shape, until: float) -> Iterator[tuple[Changes, float, bool]]:
         import torch
 
         sets = made.sets_of(shape)
         right = None
-        if self.name == "choice":
-            self.layer.workspace.view(torch.float32).normal_()
-            right = self.best_of(sets[0])
         for changes in self.variants(shape):
             if time.monotonic() > until:
                 return
@@ -180,7 +162,9 @@ class Part:
             found = out.float().nan_to_num(9e9, neginf=0.0)
             right = found.clone() if right is None else right
             ok = bool(((found - right).abs() <= 1e-4 * right.abs().amax()).all())
-            calls = [self.call(one, changes)[0] for one in sets]
+            # A choice reads the scores that the workspace holds: one set of them.
+            used = sets[:1] * 4 if self.name == "choice" else sets
+            calls = [call if one is sets[0] else self.call(one, changes)[0] for one in used]
             yield changes, statistics.median(timing.graph_us(calls, 5)), ok
 
 

@@ -67,6 +67,7 @@ def make(folder: Path, nbytes: int) -> None:
             os.fsync(out.fileno())
             os.posix_fadvise(out.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
     (folder / INDEX_NAME).write_text(json.dumps({"weight_map": weight_map}))
+    (folder / "config.json").write_text(json.dumps({"o_groups": 8}))
 
 
 def content(random: np.random.Generator, name: str, size: int) -> bytes:

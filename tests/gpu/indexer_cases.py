@@ -75,7 +75,7 @@ def make(
         step=Step(
             request=torch.zeros(max(total, 1), dtype=torch.int32, device=device),
             starts=torch.zeros(len(requests) + 1, dtype=torch.int32, device=device),
-            positions=numbers(0, 1 << 20, max(total, 1)),
+            lengths=torch.zeros(max(len(requests), 1), dtype=torch.int32, device=device),
             table=table,
             longest=max([count for count, _ in requests], default=1),
             bound=max([length for _, length in requests], default=1) if bound is None else bound,
@@ -108,7 +108,7 @@ def make(
         case.step.request[first:last] = index
         case.step.starts[index + 1] = last
         at = torch.arange(length - count, length, device=device)
-        case.step.positions[first:last] = at
+        case.step.lengths[index] = length
         case.visible[first:last] = (at + 1) // ratio
         case.spans.append((first, last))
         first = last

@@ -16,7 +16,7 @@ from torch import Tensor
 
 pytestmark = pytest.mark.rehearsal
 
-COUNT, BLOCK, HEADS = 16, 64, 4
+COUNT, LAST, HEADS = 16, 32, 4
 BLOCKS, SIZE = 8, 4
 BATCHES = {
     "decode": [(1, 90), (1, 3), (1, 200)],
@@ -36,7 +36,14 @@ def choose(case: Any, candidates: Any = None, numbers: int = 1 << 15, **changes:
     """A poisoned workspace and a poisoned choice, filled."""
     from spark_overlay.indexer.kernels.launch import Selection, Tuning
 
-    given = {"keys": 32, "group": 2, "candidate_keys": 32, "block": BLOCK} | changes
+    given = {
+        "keys": 32,
+        "group": 2,
+        "candidate_keys": 32,
+        "fan": 2,
+        "last": LAST,
+        "choice_warps": 4,
+    } | changes
     workspace = torch.full((numbers,), 0x7FC00000, dtype=torch.int32)
     layer = Selection(case.ratio, COUNT, workspace, Tuning(**given))
     final = torch.full((len(case.visible), COUNT), 77, dtype=torch.int32)
@@ -57,7 +64,7 @@ def test_choice(batch: str, ratio: int, states: int) -> None:
 @pytest.mark.parametrize("batch", ["decode", "verify"])
 def test_random_keys_in_a_workspace_of_few_rows(batch: str) -> None:
     case = cases.make(BATCHES[batch], heads=HEADS, padding=2, seed=3)
-    final = choose(case, numbers=1300, group=4)
+    final = choose(case, numbers=40000, group=4)
     assert not cases.wrong(case, final, COUNT, exact=False)
     with pytest.raises(ValueError, match="workspace"):
         choose(case, numbers=100)
@@ -107,13 +114,22 @@ def test_what_the_kernels_cannot_read_is_refused() -> None:
 
 
 def test_the_workspace_holds_all_rows_or_what_is_allowed() -> None:
-    from spark_overlay.indexer.kernels.launch import Tuning, plan, rounds_of, workspace_numbers
+    from spark_overlay.indexer.kernels.launch import Tuning, plan, workspace_numbers
 
-    each = plan(1 << 20, 512, 2048, 8, 16384)
-    assert each.width == 1 << 20 and each.best == 1 << 17
-    assert each.rounds == (64 * 512, 2 * 512)  # 8 x 2048 of the blocks fit beside the first
-    assert workspace_numbers(4, 1 << 20, 512, 2048, 8, 1 << 26, Tuning()) == 4 * each.numbers
-    assert workspace_numbers(400, 1 << 20, 512, 2048, 8, 1 << 26, Tuning()) == 1 << 26
-    assert workspace_numbers(4, 1 << 20, 512, 2048, 8, 1000, Tuning()) == each.numbers
-    with pytest.raises(ValueError, match="twice"):
-        rounds_of(10_000, 512, 1000)
+    each = plan(1 << 20, 8)
+    assert (each.width, each.tops, each.lists) == (1 << 20, 1 << 17, 4096)
+    assert workspace_numbers(4, 1 << 20, 2048, 8, 1 << 26, Tuning()) == 4 * each.numbers
+    assert workspace_numbers(400, 1 << 20, 2048, 8, 1 << 26, Tuning()) == 1 << 26
+    assert workspace_numbers(4, 1 << 20, 2048, 8, 1000, Tuning()) == each.numbers
+
+
+def test_the_steps_of_a_choice_hold_all_blocks() -> None:
+    from spark_overlay.indexer.kernels.launch import Steps, steps_of
+
+    assert steps_of(1000, 512, 16, 8192) == Steps(1024, 0, 0, 512)
+    assert steps_of(8193, 512, 16, 8192) == Steps(8192, 1024, 0, 512)
+    assert steps_of(1 << 17, 512, 16, 8192) == Steps(8192, 8192, 0, 512)
+    assert steps_of(600_000, 512, 16, 8192) == Steps(8192, 8192, 4096, 512)
+    assert steps_of(1 << 17, 2048, 8, 16384) == Steps(16384, 16384, 0, 2048)
+    with pytest.raises(ValueError, match="shorter"):
+        steps_of(1 << 23, 512, 16, 8192)

@@ -10,6 +10,7 @@ import vllm.envs as envs
 from torch import Tensor, nn
 from vllm.forward_context import get_forward_context
 from vllm.models.deepseek_v41.attention import DeepseekV4Indexer
+from vllm.models.deepseek_v41.common import ops as vllm_ops
 from vllm.v1.attention.backend import AttentionCGSupport, AttentionMetadataBuilder
 from vllm.v1.attention.backends.mla.compressor_utils import get_compressed_slot_mapping
 from vllm.v1.attention.backends.mla.indexer import (
@@ -25,6 +26,35 @@ from spark_overlay.indexer.reference import (
     scores,
     top_positions,
 )
+
+STOCK_QUERIES = vllm_ops.fused_indexer_q_rope_quant
+
+
+def fused_indexer_q_rope_quant(
+    positions: Tensor,
+    index_q: Tensor,
+    index_q_cos_sin_cache: Tensor,
+    index_weights: Tensor,
+    index_weights_softmax_scale: float,
+    index_weights_head_scale: float,
+    use_fp4: bool = False,
+    weights_out_dtype: torch.dtype = torch.float32,
+) -> Any:
+    """vLLM's index queries in e4m3; on a GPU without a conversion that some lack."""
+    given = (
+        positions,
+        index_q,
+        index_q_cos_sin_cache,
+        index_weights,
+        index_weights_softmax_scale,
+        index_weights_head_scale,
+    )
+    if use_fp4 or weights_out_dtype != torch.float32 or not index_q.is_cuda:
+        return STOCK_QUERIES(*given, use_fp4, weights_out_dtype)
+    from spark_overlay.indexer.kernels.queries import quantise_queries
+
+    positions, query, table, weights, softmax_scale, head_scale = given
+    return quantise_queries(query, weights, positions, table, softmax_scale, head_scale)
 
 
 class SparkIndexerMetadataBuilder(AttentionMetadataBuilder[DeepseekV32IndexerMetadata]):
@@ -83,6 +113,10 @@ class SparkIndexerBackend(DeepseekV41IndexerBackend):
     def get_supported_kernel_block_sizes(kv_cache_spec: Any = None) -> list[int]:
         return [64, 128]
 
+
+class PortableIndexerBackend(SparkIndexerBackend):
+    """That of a cache which the operation below reads: nothing of DeepGEMM's is built."""
+
     @staticmethod
     def get_builder_cls() -> type[SparkIndexerMetadataBuilder]:
         return SparkIndexerMetadataBuilder
@@ -90,6 +124,10 @@ class SparkIndexerBackend(DeepseekV41IndexerBackend):
     @classmethod
     def supports_device_cpu_query_lens_mismatch(cls) -> bool:
         return True
+
+
+def _portable_backend() -> type[PortableIndexerBackend]:
+    return PortableIndexerBackend
 
 
 class SparkIndexerOp(nn.Module):
@@ -128,6 +166,7 @@ class SparkIndexerOp(nn.Module):
             )
         # The cache is a layer of its own; keep it out of this module's children.
         object.__setattr__(self, "k_cache", k_cache)
+        k_cache.get_attn_backend = _portable_backend
         self.topk_tokens = topk_tokens
         self.topk_indices_buffer = topk_indices_buffer
         self.compress_ratio = compress_ratio
@@ -140,7 +179,6 @@ class SparkIndexerOp(nn.Module):
                 topk_indices_buffer.device,
                 rows=topk_indices_buffer.shape[0],
                 width=max_model_len,
-                count=topk_tokens,
                 blocks=blocks if candidate_write else 0,
                 size=candidate_block_size,
                 most=envs.VLLM_SPARSE_INDEXER_MAX_LOGITS_MB << 20,
@@ -154,8 +192,8 @@ class SparkIndexerOp(nn.Module):
             return self.topk_indices_buffer
         pages = metadata[self.metadata_key]
         if q.is_cuda:
-            table = metadata[self.k_cache.prefix].block_table
-            self._by_kernels(q, weights, pages, table, hidden.shape[0])
+            keys = metadata[self.k_cache.prefix]
+            self._by_kernels(q, weights, pages, keys, hidden.shape[0])
             return self.topk_indices_buffer
         count = pages.num_actual_tokens
         visible = (self.positions[:count] + 1) // self.compress_ratio
@@ -177,7 +215,7 @@ class SparkIndexerOp(nn.Module):
             self.topk_indices_buffer[rows] = self._select(score, visible[rows], rows)
         return self.topk_indices_buffer
 
-    def _by_kernels(self, q: Tensor, weights: Tensor, pages: Any, table: Tensor, rows: int) -> None:
+    def _by_kernels(self, q: Tensor, weights: Tensor, pages: Any, keys: Any, rows: int) -> None:
         from spark_overlay.indexer.kernels.launch import Candidates, Selection, Step
 
         cache = self.k_cache.kv_cache
@@ -188,8 +226,8 @@ class SparkIndexerOp(nn.Module):
         step = Step(
             request=pages.req_id_per_token,
             starts=pages.query_start_loc,
-            positions=self.positions,
-            table=table,
+            lengths=keys.seq_lens,
+            table=keys.block_table,
             longest=pages.max_query_len,
             bound=pages.max_seq_len,
         )

@@ -16,14 +16,14 @@ _held: dict[torch.device, Tensor] = {}
 
 
 def reserve(
-    device: torch.device, *, rows: int, width: int, count: int, blocks: int, size: int, most: int
+    device: torch.device, *, rows: int, width: int, blocks: int, size: int, most: int
 ) -> None:
-    """See to it that a layer's steps fit: ``rows`` rows over ``width`` positions, ``count`` of
-    them chosen, and ``blocks`` (0: none) of ``size`` positions; ``most`` bytes unless one row needs
+    """See to it that a layer's steps fit: ``rows`` rows over ``width`` positions, of which
+    ``blocks`` (0: none) of ``size`` are chosen, too; ``most`` bytes unless one row needs
     more."""
     from spark_overlay.indexer.kernels.launch import Tuning, workspace_numbers
 
-    numbers = workspace_numbers(rows, width, count, blocks, size, most // 4, Tuning())
+    numbers = workspace_numbers(rows, width, blocks, size, most // 4, Tuning())
     held = _held.get(device)
     if held is None or held.numel() < numbers:
         _held.pop(device, None)

@@ -46,7 +46,7 @@ def chosen_slots(
     states_per_page: int,
     out: Tensor,
 ) -> None:
-    """Positions in the request -> physical slots (page * states_per_page + offset); -1 where absent.
+    """Positions in the request -> slots (page * states_per_page + offset); -1 where absent.
 
     ``topk`` int32 ``[T, K]`` (negative: none), ``block_table`` int32 ``[R, P]``,
     ``request_of_token`` int32 or int64 ``[>= T]`` (negative: the token is padding), ``out`` int32

@@ -23,19 +23,33 @@ class Shape:
     stages: int
 
 
-def shape(capability: tuple[int, int], tokens: int, heads: int, width: int) -> Shape:
+@dataclass(frozen=True)
+class Cuda:
+    """The library's kernel: ``keys`` of a tile (32 or 64), CTAs a token (``splits``)."""
+
+    keys: int
+    splits: int
+
+
+def shape(
+    capability: tuple[int, int], tokens: int, heads: int, width: int, by_library: bool
+) -> Shape | Cuda:
     """For ``tokens`` of ``heads`` with ``width`` slots each.
 
     Few tokens: split so that the GPU is about full once; many: whole tokens, output directly."""
     most = 16 if heads <= 16 else 32
-    keys = 32
+    # Tiles of 64 take 120 KB of shared memory: SM80, SM90 and SM100 have it, the others 99 KB.
+    large = capability in ((8, 0), (9, 0), (10, 0), (10, 3))
+    keys = 64 if by_library and large and tokens > 32 else 32
     tiles = max(1, -(-width // keys))
     groups = -(-heads // most)
     room = max(1, PLACES.get(capability[0], 96) // (tokens * groups))
     splits = min(tiles, room)
     # Every CTA takes equally many tiles, the last one fewer: no split is empty.
     splits = -(-tiles // -(-tiles // splits))
-    return Shape(most, keys, splits, 4, 2)
+    if by_library:
+        return Cuda(keys, min(splits, 64))
+    return Shape(most, keys, splits, 8, 1)
 
 
 #: CTAs that run at once on a usual GPU of a generation: SM80/86/89, SM90, SM120/121 (a GB10 has 48

@@ -72,6 +72,7 @@ def gather(
     *,
     rows: int = ROWS,
     warps: int = WARPS,
+    wide: int = 16,
 ) -> None:
     """The last ``gather_lens[r]`` records of each request, row i to ``out[r, offset + i]``.
 
@@ -106,7 +107,7 @@ def gather(
         offset,
         HAS_LENGTHS=gather_lens is not None,
         BLOCK=cache.shape[1],
-        ALIGN=alignment(cache.data_ptr(), cache.stride(0)),
+        ALIGN=min(wide, alignment(cache.data_ptr(), cache.stride(0))),
         OUT_ALIGN=alignment(out.data_ptr(), 2 * out.stride(0), 2 * out.stride(1)) // 2,
         ROWS=rows,
         num_warps=warps,

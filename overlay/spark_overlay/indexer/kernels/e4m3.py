@@ -15,30 +15,54 @@ import triton.language as tl
 #: Factor that undoes the 1/256 of both operands of a product.
 UNDO = tl.constexpr(65536.0)
 
-# Four bytes a register: bytes to the upper halves, then exponent and mantissa one down.
-_FOUR = tl.constexpr("""{
-.reg .b32 a, b, c, d;
-prmt.b32 a, $2, 0, 0x1404;
-prmt.b32 b, $2, 0, 0x3424;
-shr.u32 c, a, 1;
-shr.u32 d, b, 1;
-and.b32 c, c, 0x3f803f80;
-and.b32 d, d, 0x3f803f80;
-lop3.b32 $0, a, 0x80008000, c, 0xea;
-lop3.b32 $1, b, 0x80008000, d, 0xea;
+# Two words' bytes of one place: to the upper bytes of two halves, then exponent and mantissa one
+# down. What the permutation leaves in the lower bytes is masked away.
+_PAIR = tl.constexpr("""{
+.reg .b32 a, b;
+prmt.b32 a, $1, $2, SELECTED;
+shr.u32 b, a, 1;
+and.b32 b, b, 0x3f803f80;
+lop3.b32 $0, a, 0x80008000, b, 0xea;
 }""")
+_PAIRS = [
+    tl.constexpr(_PAIR.value.replace("SELECTED", selected))
+    for selected in ("0x4004", "0x5014", "0x6024", "0x7034")
+]
+_FIRST, _SECOND, _THIRD, _FOURTH = _PAIRS
 
 
 @triton.jit
-def as_float16(byte, PACKED: tl.constexpr):
-    """``byte`` uint8, any shape -> float16 of the value / 256.
+def halves(word, PLACE: tl.constexpr, PACKED: tl.constexpr):
+    """Byte ``PLACE`` of int32 ``word``, any shape -> float16 of its value / 256.
 
-    ``PACKED`` takes four bytes at once in PTX (eight integer instructions); False is the same in
+    ``PACKED`` takes two words at once in PTX (four integer instructions); False is the same in
     Triton's own operations, for its interpreter."""
     if PACKED:
+        if PLACE == 0:
+            text: tl.constexpr = _FIRST
+        elif PLACE == 1:
+            text: tl.constexpr = _SECOND
+        elif PLACE == 2:
+            text: tl.constexpr = _THIRD
+        else:
+            text: tl.constexpr = _FOURTH
         return tl.inline_asm_elementwise(
-            _FOUR, "=r,=r,r", [byte], dtype=tl.float16, is_pure=True, pack=4
+            text, "=r,r,r", [word], dtype=tl.float16, is_pure=True, pack=2
         )
     else:
-        wide = byte.to(tl.uint16)
-        return (((wide & 0x80) << 8) | ((wide & 0x7F) << 7)).to(tl.float16, bitcast=True)
+        byte = (word >> (8 * PLACE)).to(tl.uint16)
+        return (((byte & 0x80) << 8) | ((byte & 0x7F) << 7)).to(tl.float16, bitcast=True)
+
+
+@triton.jit
+def from_float32(value):
+    """float32 of any size -> e4m3's byte: to the nearest, ties to even, at most 448."""
+    bits = value.to(tl.int32, bitcast=True)
+    size = tl.minimum(tl.abs(value), 448.0)
+    # From 2**-6 on the upper bits are e4m3's but for the exponent's bias: round off twenty.
+    whole = size.to(tl.int32, bitcast=True)
+    normal = ((whole + 0x7FFFF + ((whole >> 20) & 1)) >> 20) - (120 << 3)
+    # Below, steps are of 2**-9: those of a float32 at 2**14.
+    small = (size + 16384.0).to(tl.int32, bitcast=True) - 0x46800000
+    code = tl.where(size < 0.015625, small, normal)
+    return (code | ((bits >> 24) & 0x80)).to(tl.uint8)

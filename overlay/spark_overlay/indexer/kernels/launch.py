@@ -19,6 +19,9 @@ from spark_overlay.indexer.kernels import logits, select
 
 #: Numbers (int32 or float32) to which every part of the workspace is rounded: 128 bytes.
 ROUNDED = 32
+LINE = select.LINE.value
+#: Values that a step of a choice looks at, at most: 32 a thread.
+MOST = 16384
 
 
 @dataclass(frozen=True)
@@ -26,10 +29,10 @@ class Tuning:
     """Shapes of the launches; all of them give the same result.
 
     ``group``: query rows a program of the dense scores takes at most; ``waves``: programs it is
-    given per multiprocessor, which share a row's keys where rows are few; ``block``: values of a
-    program of the choice, more than twice what is chosen."""
+    given per multiprocessor, which share a row's keys where rows are few; ``last``: values of a
+    row among which it chooses at once; ``fan``: scores of which the best is written."""
 
-    keys: int = 128
+    keys: int = 64
     group: int = 4
     warps: int = 4
     stages: int = 3
@@ -37,8 +40,9 @@ class Tuning:
     candidate_keys: int = 128
     candidate_warps: int = 4
     candidate_stages: int = 3
-    block: int = 16384
-    block_warps: int = 16
+    fan: int = 16
+    last: int = 8192
+    choice_warps: int = 16
 
 
 @dataclass(frozen=True)
@@ -46,13 +50,13 @@ class Step:
     """What a step's metadata says of its rows.
 
     ``request [>=T]`` int32: a row's request; ``starts [R + 1]`` int32: where each request's rows
-    begin, the last is how many rows are not padding; ``positions [>=T]`` int64; ``table [R, P]``
-    int32: pages of a request. On the host: ``longest``, rows of a request at most, and ``bound``,
-    tokens of a request at most."""
+    begin, the last is how many rows are not padding; ``lengths [R]`` int32: tokens of a request,
+    its rows are the last of them; ``table [R, P]`` int32: its pages. On the host: ``longest``, rows
+    of a request at most, and ``bound``, tokens of a request at most."""
 
     request: Tensor
     starts: Tensor
-    positions: Tensor
+    lengths: Tensor
     table: Tensor
     longest: int
     bound: int
@@ -69,57 +73,64 @@ class Candidates:
 
 
 @dataclass(frozen=True)
+class Steps:
+    """Values that a row's choice looks at in each step (select.choose); 0: the step is not."""
+
+    last: int
+    middle: int
+    first: int
+    picked: int  # blocks between two steps, at most
+
+
+def steps_of(entries: int, count: int, fan: int, last: int) -> Steps:
+    """For ``count`` of at most ``entries``, in blocks of ``fan``; ``last`` if that holds twice the
+    count's blocks, else what does."""
+    last = max(last, triton.next_power_of_2(count * fan), LINE)
+    if entries <= last:
+        return Steps(min(last, max(LINE, triton.next_power_of_2(entries))), 0, 0, count)
+    picked = max(count, last // fan)
+    blocks = -(-entries // fan)
+    middle = min(last, max(LINE, triton.next_power_of_2(blocks)))
+    if blocks <= middle:
+        return Steps(last, middle, 0, picked)
+    more = max(LINE, triton.next_power_of_2(-(-blocks // fan)))
+    if more > MOST:
+        raise ValueError(
+            f"{entries} values are more than the indexer chooses of ({MOST * fan * fan}): serve a "
+            "shorter context"
+        )
+    return Steps(last, middle, more, picked)
+
+
+@dataclass(frozen=True)
 class Plan:
     """Numbers a row needs in the workspace."""
 
     width: int  # scores
-    best: int  # best scores of blocks
-    rounds: tuple[int, ...]  # keys (and as many places) that each round but the last writes
+    tops: int  # the best of each few
+    lists: int  # of picked blocks
 
     @property
     def numbers(self) -> int:
-        return self.width + self.best + 2 * sum(self.rounds)
+        return self.width + self.tops + self.lists
 
 
 def rounded(count: int) -> int:
     return -(-count // ROUNDED) * ROUNDED
 
 
-def rounds_of(entries: int, count: int, block: int) -> tuple[int, ...]:
-    """Numbers each round but the last writes, for ``count`` of ``entries``."""
-    if 2 * count > block:
-        raise ValueError(f"{count} of blocks of {block}: a block must hold twice what is chosen")
-    found = []
-    while entries > block:
-        entries = -(-entries // block) * count
-        found.append(rounded(entries))
-    return tuple(found)
-
-
-def plan(width: int, count: int, blocks: int, size: int, block: int) -> Plan:
-    """Of a call that scores ``width`` positions a row; ``blocks`` candidates of ``size`` are
-    written (0: none)."""
-    rounds = rounds_of(width, count, block)
-    if not blocks:
-        return Plan(rounded(width), 0, rounds)
-    tops = -(-width // size)
-    more = rounds_of(tops, blocks, block)
-    longer = tuple(max(pair) for pair in _zipped(rounds, more))
-    return Plan(rounded(width), rounded(tops), longer)
-
-
-def _zipped(one: tuple[int, ...], other: tuple[int, ...]) -> list[tuple[int, int]]:
-    most = max(len(one), len(other))
-    filled = [(*each, *(0,) * (most - len(each))) for each in (one, other)]
-    return list(zip(*filled, strict=True))
+def plan(width: int, fan: int) -> Plan:
+    """Of a call that scores ``width`` positions a row and writes the best of each ``fan``."""
+    return Plan(rounded(width), rounded(-(-width // fan)), 2 * MOST // fan)
 
 
 def workspace_numbers(
-    rows: int, width: int, count: int, blocks: int, size: int, most: int, tuning: Tuning
+    rows: int, width: int, blocks: int, size: int, most: int, tuning: Tuning
 ) -> int:
     """Numbers of a workspace for steps of ``rows`` rows that see ``width`` positions: all rows at
-    once, but not over ``most`` unless a single row needs more."""
-    each = plan(width, count, blocks, size, tuning.block).numbers
+    once, but not over ``most`` unless a single row needs more. ``blocks`` candidates of ``size``
+    are chosen, too (0: none)."""
+    each = plan(width, size if blocks else tuning.fan).numbers
     return max(each, min(rows * each, most))
 
 
@@ -190,8 +201,9 @@ class Selection:
     def _fill(self, step: Step, final: Tensor, width: int) -> None:
         rows = final.shape[0]
         select.fill_visible[(rows,)](
+            step.request,
             step.starts,
-            step.positions,
+            step.lengths,
             final,
             rows,
             step.starts.shape[0] - 1,
@@ -213,75 +225,56 @@ class Selection:
         candidates: Candidates | None,
         width: int,
     ) -> None:
-        block = self.tuning.block
         limited = candidates is not None and not candidates.write
-        count, size = 0, 1
+        scored, fan = width, self.tuning.fan
         if candidates is not None:
-            count, size = candidates.chosen.shape[1], candidates.size
-        used = plan(
-            count * size if limited else width, self.count, 0 if limited else count, size, block
-        )
-        most = self.workspace.numel() // used.numbers
-        if not most:
+            if limited:
+                scored = candidates.chosen.shape[1] * candidates.size
+            else:
+                fan = candidates.size
+        used = plan(scored, fan)
+        at_once = self.workspace.numel() // used.numbers
+        if not at_once:
             raise ValueError(
                 f"the indexer's workspace has {self.workspace.numel()} numbers, a row that sees "
                 f"{width} positions needs {used.numbers}"
             )
         total = final.shape[0]
-        for first in range(0, total, most):
-            last = min(first + most, total)
-            parts = self._parts(used, last - first)
+        for first in range(0, total, at_once):
+            last = min(first + at_once, total)
+            rows = Rows(step, first, last, width, *self._parts(used, last - first))
             if limited:
                 assert candidates is not None
-                self._candidate_scores(
-                    q, weights, cache, step, candidates, parts[0], first, last, width
-                )
-            else:
-                self._scores(q, weights, cache, step, candidates, parts, first, last, width)
-            if candidates is not None and candidates.write:
+                self._candidate_scores(q, weights, cache, rows, candidates, fan)
+                self._choose(rows, final, select.CANDIDATES.value, scored, fan, candidates)
+                continue
+            self._scores(q, weights, cache, rows, fan)
+            if candidates is not None:
                 self._choose(
-                    parts[1], parts[2:], step, candidates.chosen, None, first, last, width,
-                    select.BLOCKS.value, candidates.size, count,
-                )  # fmt: skip
-            kind = select.CANDIDATES.value if limited else select.POSITIONS.value
-            chosen = candidates.chosen if candidates is not None and limited else None
-            self._choose(
-                parts[0], parts[2:], step, final, chosen, first, last, width, kind, size, self.count
-            )
+                    rows, candidates.chosen, select.BLOCKS.value, -(-width // fan), fan, candidates
+                )
+            self._choose(rows, final, select.POSITIONS.value, scored, fan, None)
 
-    def _parts(self, used: Plan, rows: int) -> list[Tensor]:
-        """Scores, blocks' best scores, and keys and places of each round: ``[rows, numbers]``."""
-        sizes = [used.width, used.best]
-        for each in used.rounds:
-            sizes += [each, each]
+    def _parts(self, used: Plan, rows: int) -> tuple[Tensor, Tensor, Tensor]:
+        """Scores and the best of each few, float32, and lists int32: ``[rows, numbers]``."""
+        sizes = (used.width, used.tops, used.lists)
         found, begin = [], 0
         for each in sizes:
             found.append(self.workspace[begin : begin + rows * each].view(rows, each))
             begin += rows * each
-        found[:2] = [part.view(torch.float32) for part in found[:2]]
-        return found
+        scores, tops, lists = found
+        return scores.view(torch.float32), tops.view(torch.float32), lists
 
     def _splits(self, programs: int, width: int, keys: int, device: torch.device) -> int:
         """Programs that share one row's keys."""
         wanted = -(-self.tuning.waves * multiprocessors(device) // programs)
         return max(1, min(wanted, -(-width // keys)))
 
-    def _scores(
-        self,
-        q: Tensor,
-        weights: Tensor,
-        cache: Tensor,
-        step: Step,
-        candidates: Candidates | None,
-        parts: list[Tensor],
-        first: int,
-        last: int,
-        width: int,
-    ) -> None:
-        tuning, (out, best) = self.tuning, parts[:2]
+    def _scores(self, q: Tensor, weights: Tensor, cache: Tensor, rows: Rows, fan: int) -> None:
+        tuning, step = self.tuning, rows.step
         group = group_for(step.longest, tuning.group)
-        tiles = -(-(last - first) // group)
-        splits = self._splits(tiles, width, tuning.keys, q.device)
+        tiles = -(-(rows.last - rows.first) // group)
+        splits = self._splits(tiles, rows.width, tuning.keys, q.device)
         logits.dense_logits[(tiles, splits)](
             q,
             weights,
@@ -289,25 +282,25 @@ class Selection:
             step.table,
             step.request,
             step.starts,
-            step.positions,
-            out,
-            best,
-            first,
-            last,
+            step.lengths,
+            rows.scores,
+            rows.tops,
+            rows.first,
+            rows.last,
             step.starts.shape[0] - 1,
-            width,
+            rows.width,
             cache.shape[0],
             cache.stride(0),
             step.table.stride(0),
-            out.stride(0),
-            max(best.stride(0), ROUNDED),
+            rows.scores.stride(0),
+            rows.tops.stride(0),
             RATIO=self.ratio,
             STATES=cache.shape[1],
             HEADS=q.shape[1],
             PADDED=max(16, triton.next_power_of_2(q.shape[1])),
             GROUP=group,
             KEYS=tuning.keys,
-            SIZE=0 if candidates is None else candidates.size,
+            FAN=fan,
             PACKED=q.is_cuda,
             num_warps=tuning.warps,
             num_stages=tuning.stages,
@@ -318,35 +311,35 @@ class Selection:
         q: Tensor,
         weights: Tensor,
         cache: Tensor,
-        step: Step,
+        rows: Rows,
         candidates: Candidates,
-        out: Tensor,
-        first: int,
-        last: int,
-        width: int,
+        fan: int,
     ) -> None:
-        tuning, chosen = self.tuning, candidates.chosen
+        tuning, step, chosen = self.tuning, rows.step, candidates.chosen
         most = chosen.shape[1] * candidates.size
-        splits = self._splits(last - first, most, tuning.candidate_keys, q.device)
-        logits.candidate_logits[(last - first, splits)](
+        count = rows.last - rows.first
+        splits = self._splits(count, most, tuning.candidate_keys, q.device)
+        logits.candidate_logits[(count, splits)](
             q,
             weights,
             cache,
             step.table,
             step.request,
             step.starts,
-            step.positions,
+            step.lengths,
             chosen,
-            out,
-            first,
-            last,
+            rows.scores,
+            rows.tops,
+            rows.first,
+            rows.last,
             step.starts.shape[0] - 1,
-            width,
+            rows.width,
             cache.shape[0],
             cache.stride(0),
             step.table.stride(0),
             chosen.stride(0),
-            out.stride(0),
+            rows.scores.stride(0),
+            rows.tops.stride(0),
             RATIO=self.ratio,
             STATES=cache.shape[1],
             HEADS=q.shape[1],
@@ -354,6 +347,7 @@ class Selection:
             KEYS=tuning.candidate_keys,
             SIZE=candidates.size,
             COUNT=chosen.shape[1],
+            FAN=fan,
             PACKED=q.is_cuda,
             num_warps=tuning.candidate_warps,
             num_stages=tuning.candidate_stages,
@@ -361,58 +355,67 @@ class Selection:
 
     def _choose(
         self,
-        values: Tensor,
-        handed: list[Tensor],
-        step: Step,
+        rows: Rows,
         final: Tensor,
-        chosen: Tensor | None,
-        first: int,
-        last: int,
-        width: int,
         kind: int,
-        size: int,
-        count: int,
+        entries: int,
+        fan: int,
+        candidates: Candidates | None,
     ) -> None:
-        """``values`` of rows ``first .. last`` to their best ``count`` in ``final``."""
-        tuning = self.tuning
-        most = width
-        if kind == select.BLOCKS.value:
-            most = -(-width // size)
-        elif chosen is not None:
-            most = chosen.shape[1] * size
-        places = values  # round 0 reads none
-        for number in range(len(rounds_of(most, count, tuning.block)) + 1):
-            parts = -(-most // tuning.block)
-            keys, next_places, *_ = [*handed[2 * number : 2 * number + 2], values, values]
-            select.choose[(last - first, parts)](
-                values,
-                places,
-                final if chosen is None else chosen,
-                step.starts,
-                step.positions,
-                final,
-                keys,
-                next_places,
-                first,
-                last,
-                last,
-                step.starts.shape[0] - 1,
-                width,
-                values.stride(0),
-                0 if chosen is None else chosen.stride(0),
-                final.stride(0),
-                keys.stride(0),
-                RATIO=self.ratio,
-                KIND=kind,
-                SIZE=size,
-                CHOSEN=0 if chosen is None else chosen.shape[1],
-                COUNT=count,
-                TAIL=triton.next_power_of_2(count),
-                BLOCK=tuning.block,
-                ROUND=number,
-                num_warps=tuning.block_warps,
-            )
-            values, places, most = keys, next_places, parts * count
+        """The best of each row's values, at most ``entries``, to ``final``."""
+        step, count = rows.step, final.shape[1]
+        blocks = kind == select.BLOCKS.value
+        values = rows.tops if blocks else rows.scores
+        # A block's best is written for positions alone: of blocks, eight are read for each.
+        sizes = steps_of(entries, count, fan, MOST if blocks else self.tuning.last)
+        if blocks and sizes.first:
+            raise ValueError(f"{entries} blocks are more than candidates are chosen of")
+        chosen = final if candidates is None else candidates.chosen
+        select.choose[(rows.last - rows.first,)](
+            values,
+            rows.tops,
+            chosen,
+            step.request,
+            step.starts,
+            step.lengths,
+            final,
+            rows.lists,
+            rows.first,
+            rows.last,
+            step.starts.shape[0] - 1,
+            rows.width,
+            values.stride(0),
+            rows.tops.stride(0),
+            chosen.stride(0),
+            final.stride(0),
+            rows.lists.stride(0),
+            RATIO=self.ratio,
+            KIND=kind,
+            SIZE=1 if candidates is None else candidates.size,
+            CHOSEN=chosen.shape[1],
+            COUNT=count,
+            TAIL=triton.next_power_of_2(count),
+            PICKED=sizes.picked,
+            ROOM=triton.next_power_of_2(sizes.picked),
+            FAN=fan,
+            LAST=sizes.last,
+            MIDDLE=sizes.middle,
+            FIRST=sizes.first,
+            num_warps=self.tuning.choice_warps,
+        )
+
+
+@dataclass(frozen=True)
+class Rows:
+    """Rows ``first .. last`` of a step, which see at most ``width``, and their workspace."""
+
+    step: Step
+    first: int
+    last: int
+    width: int
+    scores: Tensor
+    tops: Tensor
+    lists: Tensor
 
 
 def with_tuning(selection: Selection, **changes: int) -> Selection:
