@@ -64,7 +64,7 @@ def test_two_ctas_share_an_sm(table: plan.Table) -> None:
 
 
 def test_the_headers_numbers_are_ours() -> None:
-    text = "".join((SOURCES / name).read_text() for name in ("route.cuh", "grouped.cuh"))
+    text = "".join((SOURCES / name).read_text() for name in ("route.cuh", "grouped.cuh", "multiply.cuh"))
     for name in ("MAX_ENTRIES", "MAX_WAVES", "SPARE_GROUPS"):
         (found,) = re.findall(rf"constexpr int {name} = (\d+);", text)
         assert int(found) == getattr(plan_prefill, name), name
