@@ -288,12 +288,72 @@ def chosen_rows(bench: Bench) -> Iterator[Row]:
         yield name, same, bench.values(name, us, tokens * 4096, 0, {"triton": theirs})
 
 
+def launch_rows(bench: Bench) -> Iterator[Row]:
+    """Other launches than the table's, for the table."""
+    from gpu import attention_cases as cases
+
+    from spark_overlay.attention import kernels
+    from spark_overlay.attention.kernels import library, plan, reference
+
+    torch = bench.torch
+    for each in (16384, 49152):
+        caches = [cases.cache(768, 64, seed) for seed in range(4)]
+        table = torch.randperm(768, device="cuda").int()[: each // 64].view(1, -1)
+        shape = (1, each, 512)
+        outs = [torch.empty(shape, dtype=torch.bfloat16, device="cuda") for _ in caches]
+        lengths = torch.tensor([each], dtype=torch.int32, device="cuda")
+        for rows, warps in ((8, 2), (4, 2), (2, 1), (16, 4), (4, 1)):
+            for store in ("", ".cs", ".wt"):
+
+                def move(o: Any, c: Any, r: int = rows, w: int = warps, s: str = store,
+                         n: Any = lengths, t: Any = table) -> None:  # fmt: skip
+                    kernels.gather(o, c, n, None, t, rows=r, warps=w, store=s)
+
+                us = bench.us([lambda o=o, c=c, m=move: m(o, c)
+                               for o, c in zip(outs, caches, strict=True)] * 3)  # fmt: skip
+                name = (
+                    f"launch, gather {each}, {rows} rows, {warps} warps, store {store or 'plain'}"
+                )
+                yield name, True, {"us": round(us, 2)}
+    if not library.present():
+        return
+    forms = (plan.Cuda(64, 1), plan.Cuda(32, 1), plan.Cuda(32, 1, True))
+    splits = [plan.Cuda(keys, n) for keys in (32, 64) for n in (2, 4, 5, 10, 20)]
+    paired = [plan.Cuda(32, n, True) for n in (2, 5, 10, 20)]
+    for tokens, shapes in (
+        (2048, forms), (4, [*splits, *paired]), (1, [*splits, *paired]), (24, [*splits, *paired]),
+        (256, forms), (160, forms), (96, [*forms, *splits[:1], *paired[:1]]),
+    ):  # fmt: skip
+        sets = [cases.real(tokens, 10 * n) for n in range(4)]
+        q = cases.queries(tokens, HEADS, 3)
+        out = torch.full_like(q, math.nan)
+        cut = [
+            kernels.Source(s.cache, s.slots[:64], None if s.lengths is None else s.lengths[:64])
+            for s in sets[0]
+        ]
+        right = reference.sparse_mla(q[:64], cut, bench.sink, SCALE)
+        for one in shapes:
+            if tokens * one.splits > 4096 or one.splits > 640 // one.keys:
+                continue
+
+            def call(sources: Any, q: Any = q, out: Any = out, one: Any = one) -> None:
+                kernels.sparse_mla(q, sources, bench.sink, SCALE, out, chosen=one)
+
+            call(sets[0])
+            found = off(out[:64], right)
+            us = bench.us([lambda s=s, c=call: c(s) for s in sets] * 4)
+            kind = "pair" if one.pair else "alone"
+            name = f"launch, {tokens} tokens, {one.keys} keys, {one.splits} splits, {kind}"
+            yield name, found <= cases.tolerance(right), {"us": round(us, 2), "off": found}
+
+
 PARTS = {
     "decode": decode_rows,
     "prefill": prefill_rows,
     "gather": gather_rows,
     "combine": combine_rows,
     "chosen": chosen_rows,
+    "launches": launch_rows,
 }
 
 

@@ -52,16 +52,23 @@ Changes = dict[str, int]
 
 
 def dense_variants(shape: Shape) -> Iterator[Changes]:
-    groups = [1] if shape.rows == 1 else [2, 4, 8]
-    waves = [2] if shape.total > 256 else [2, 4, 8]
-    for group, (keys, warps), stages in product(
-        groups, [(64, 4), (128, 4), (128, 8), (256, 8)], [2, 3, 4, 5]
+    groups = [1] if shape.rows == 1 else [4, 8]
+    waves = [2] if shape.total > 256 else [2, 4]
+    for paged, group, (keys, warps), stages in product(
+        [0, 1], groups, [(64, 4), (128, 4)], [2, 3, 5]
     ):
         columns = 32 * group
         if columns * keys > 32768 or columns * keys // (32 * warps) > 128:
             continue  # more sums than registers
         for wave in waves:
-            yield {"group": group, "keys": keys, "warps": warps, "stages": stages, "waves": wave}
+            yield {
+                "group": group,
+                "keys": keys,
+                "warps": warps,
+                "stages": stages,
+                "paged": paged,
+                "waves": wave,
+            }
 
 
 def limited_variants(shape: Shape) -> Iterator[Changes]:

@@ -77,19 +77,24 @@ def build(modules: dict[str, Exl3Facts], device: torch.device) -> nn.Module:
                 assert part is not None
                 stacks.append(PackedStack(members, part, slab))
     model.stacks = stacks
+    for parameter in stacks.parameters():
+        parameter.data.zero_()  # its memory is there before the loading, as a GPU's is
     return model
 
 
 def right(model: nn.Module, loader: PackedLoader) -> bool:
     """Every matrix against its bytes in the file, read anew, cut by torch."""
     good = True
-    for stack in model.stacks:  # type: ignore[union-attr]
+    for stack in model.modules():
+        if not isinstance(stack, PackedStack):
+            continue
         for index, key in enumerate(stack.keys):
             for leaf in ("trellis", "suh", "svh"):
                 header = loader.tensors[f"{key}.{leaf}"]
-                with header.file.open("rb") as file:
-                    file.seek(header.begin)
-                    whole = torch.frombuffer(bytearray(file.read(header.nbytes)), dtype=torch.int16)
+                with header.file.open("rb") as shard:
+                    shard.seek(header.begin)
+                    data = bytearray(shard.read(header.nbytes))
+                whole = torch.frombuffer(data, dtype=torch.int16)
                 expected = whole.view(header.shape)[getattr(stack.cut, leaf)]
                 found = getattr(stack, leaf).data[index].view(torch.int16).cpu()
                 good = good and bool(torch.equal(found, expected))

@@ -127,7 +127,9 @@ def test_choice(rows: int, ratio: int, states: int, gap: int, workspace: Tensor)
             seed=rows,
             device=GPU,
         )
-        assert not cases.wrong(case, run(case, workspace), COUNT, exact=exact)
+        for paged in (0, 1):
+            final = run(case, workspace, tuning=Tuning(paged=paged))
+            assert not cases.wrong(case, final, COUNT, exact=exact)
 
 
 @pytest.mark.parametrize("rows", [1, 6, 17, 256])

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import itertools
+import logging
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from types import SimpleNamespace
+from types import ModuleType, SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
+from page_cache import resident
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
@@ -20,6 +23,7 @@ from spark_overlay.exl3.shares import share, share_bytes
 from spark_overlay.headers import CheckpointHeaders
 from spark_overlay.loading import prepare, prepared, request
 from spark_overlay.loading.plan import PAGE
+from spark_overlay.loading.prepared import PreparedError
 from spark_overlay.loading.staging import Staging
 from spark_overlay.loading.stream import stream
 
@@ -176,3 +180,55 @@ def test_who_asks_is_who_is_loaded() -> None:
             assert request.current() is inner
         assert request.current() is outer
     assert request.current() is None
+
+
+@pytest.fixture
+def glue(vllm: ModuleType, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    """The hook of vLLM's loader as rank 0 of 1 has it; ``told`` are its settings."""
+    from spark_overlay.memory import glue as found
+
+    told: dict[str, Any] = {}
+    config = SimpleNamespace(additional_config={"spark_overlay": told})
+    monkeypatch.setattr(found, "get_current_vllm_config", lambda: config)
+    monkeypatch.setattr(found, "get_tensor_model_parallel_rank", lambda: 0)
+    monkeypatch.setattr(found, "get_tensor_model_parallel_world_size", lambda: 1)
+    yield SimpleNamespace(iterator=found.safetensors_weights_iterator, told=told)
+
+
+def test_vllm_s_loader_comes_to_ours(
+    glue: Any, model_dir: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """From the shards; from the rank's own file where there is one; not from another's."""
+    tensors = CheckpointHeaders.scan(model_dir, whole=True).tensors
+    found = scan_modules(tensors)
+    files = [str(file) for file in sorted(model_dir.glob("*.safetensors"))]
+    logging.getLogger("vllm").addHandler(caplog.handler)
+    caplog.set_level(logging.INFO, "vllm.spark_overlay.loading")
+
+    def load(**told: Any) -> tuple[dict[str, Tensor], str]:
+        caplog.clear()
+        glue.told.clear()
+        glue.told.update(told)
+        loader = PackedLoader(build(found, 0, 1), tensors, native=lambda name: "norm" in name)
+        with request.asking(loader):
+            came = dict(glue.iterator(files, False))
+        loader.finish()
+        return came, caplog.text
+
+    shards, said = load()
+    assert "[load] rank 0 of 1:" in said and all("norm" in name for name in shards)
+    kept, _ = load(memory_drop_page_cache=False)
+    assert any(resident(Path(file)) for file in files)
+    missing, said = load(weights_prepared_dir=str(tmp_path))
+    assert "the checkpoint itself is read (./start.sh prepare makes it)" in said
+    job = prepare.task(model_dir, tmp_path, 0, 1)
+    prepare.prepare(job, lambda line: None)
+    own, said = load(weights_prepared_dir=str(tmp_path))
+    assert f"reading {job.path}" in said
+    for other in (kept, missing, own):
+        assert other.keys() == shards.keys() != set()
+        assert all(torch.equal(other[name], tensor) for name, tensor in shards.items())
+    raw = job.path.read_bytes()
+    job.path.write_bytes(raw.replace(job.origin.index.encode(), b"0" * 64))
+    with pytest.raises(PreparedError, match="was made of another checkpoint"):
+        load(weights_prepared_dir=str(tmp_path))

@@ -49,13 +49,13 @@ typedef struct {
     int32_t keys;           /* of a tile: 32 or 64 */
     int32_t splits;         /* 1 to ATTENTION_MAX_SPLITS */
     float scale;            /* of logits */
-    int32_t reserved;
+    int32_t pair;           /* 1: two CTAs on a multiprocessor, tiles of 32 */
 } attention_args;
 
 int attention_abi(void);
 const char *attention_error(void);
 /* Bytes of dynamic shared memory of a CTA. */
-int attention_shared(int keys, int heads);
+int attention_shared(int keys, int heads, int pair);
 int attention_sparse(const attention_args *args, void *stream);
 
 #ifdef __cplusplus

@@ -4,7 +4,7 @@
  * ldmatrix puts them for the product: once as keys, once as values. Eight warps:
  *
  *   logits   warp (kk, kn): 128 of the 512 dimensions, half the tile's keys, all heads. Its part of the
- *            query stays in registers; the four parts of a logit are added in shared memory, in order.
+ *            query stays in registers (PAIR: in shared memory); the four parts of a logit are added in shared memory, in order.
  *   softmax  each warp has its heads' rows; running peak and sum stay in its registers
  *   output   warp w: 64 of the 512 columns, which are one scale group (w < 7) or the RoPE values, all
  *            heads; float32 sums in registers
@@ -22,7 +22,8 @@ constexpr int THREADS = 256, PARTS = 4;
 constexpr int DATA = 576, CHUNKS = DATA / 16, PITCH = DATA + 16; /* rows fall on different banks */
 constexpr float NONE = -INFINITY;
 
-template <int KEYS, int MT> /* MT: 16s of heads */
+/* MT: 16s of heads. PAIR: two CTAs share a multiprocessor, so the query stays in shared memory. */
+template <int KEYS, int MT, bool PAIR>
 struct Shared {
     static constexpr int HEADS = 16 * MT, SUMS_ROW = KEYS + 8, WEIGHTS_ROW = 2 * KEYS + 16;
     alignas(16) uint8_t tile[2][KEYS * PITCH];
@@ -32,64 +33,91 @@ struct Shared {
     alignas(16) uint16_t factors[7][KEYS];
     float fade[HEADS], last[HEADS];
     uint8_t there[2][KEYS];
+    alignas(16) uint4 query[PAIR ? PARTS * MT * 8 * 32 : 1]; /* A operands, a lane's after the other's */
 };
 
 /* One tile's logits, to s.sums. */
-template <int KEYS, int MT>
-__device__ __forceinline__ void logits(Shared<KEYS, MT> &s, int stage, const uint32_t (&q)[MT][8][4], int warp,
+template <int KEYS, int MT, bool PAIR>
+__device__ __forceinline__ void logits(Shared<KEYS, MT, PAIR> &s, int stage, const uint32_t (&q)[MT][8][4], int warp,
                                        int lane) {
-    const int kn = warp & 1, kk = warp >> 1, g = lane >> 2, t = lane & 3;
-    const uint32_t tile = shared_address(s.tile[stage]) + (lane & 7) * PITCH + (lane >> 3) * 16;
+    constexpr int N = KEYS / 16; /* 8s of keys */
+    const int kk = warp >> 1, g = lane >> 2, t = lane & 3, key = (warp & 1) * (KEYS / 2);
+    const uint32_t tile = shared_address(s.tile[stage]) + (key + (lane & 7)) * PITCH + (lane >> 3) * 16;
+    const auto times_query = [&](float (&sum)[N][MT][4], int step, const uint32_t (&b)[N][2]) {
 #pragma unroll
-    for (int n = 0; n < KEYS / 16; ++n) {
-        const int key = kn * (KEYS / 2) + n * 8;
-        float sum[MT][4] = {};
-        const uint2 scales = *reinterpret_cast<const uint2 *>(s.scales[stage] + (key + g) * 8);
-        const uint32_t word = kk < 2 ? scales.x : scales.y;
+        for (int m = 0; m < MT; ++m) {
+            if constexpr (PAIR) {
+                const uint4 v = s.query[((kk * MT + m) * 8 + step) * 32 + lane];
+                const uint32_t a[4] = {v.x, v.y, v.z, v.w};
 #pragma unroll
-        for (int h = 0; h < 2; ++h) {
-            uint32_t w[4];
-            if (h == 0 || kk < 3) {
-                load_matrices(w, tile + key * PITCH + (2 * kk + h) * 64);
-                const uint32_t scale = (word >> ((kk & 1) * 16 + h * 8)) & 0xff;
-                const uint32_t by = any_nan(w) ? NAN2 : both(factor(scale));
-                const bool more = __any_sync(0xffffffffu, scale > LAST_PLAIN);
-#pragma unroll
-                for (int c = 0; c < 4; ++c) {
-                    const Halves parts = halves(w[c]);
-                    uint32_t b0 = times(pair01(parts), by), b1 = times(pair23(parts), by);
-                    if (more) {
-                        const uint32_t rest = both(factor_more(scale));
-                        b0 = times(b0, rest);
-                        b1 = times(b1, rest);
-                    }
-#pragma unroll
-                    for (int m = 0; m < MT; ++m) mma(sum[m], q[m][4 * h + c], b0, b1);
-                }
+                for (int n = 0; n < N; ++n) mma(sum[n][m], a, b[n][0], b[n][1]);
             } else {
 #pragma unroll
-                for (int x = 0; x < 2; ++x) {
-                    load_matrices(w, tile + key * PITCH + 448 + x * 64);
+                for (int n = 0; n < N; ++n) mma(sum[n][m], q[m][step], b[n][0], b[n][1]);
+            }
+        }
+    };
+    float sum[N][MT][4] = {};
 #pragma unroll
-                    for (int m = 0; m < MT; ++m) {
-                        mma(sum[m], q[m][4 + 2 * x], w[0], w[1]);
-                        mma(sum[m], q[m][5 + 2 * x], w[2], w[3]);
+    for (int h = 0; h < 2; ++h) {
+        uint32_t w[N][4], b[N][2];
+        if (h == 0 || kk < 3) {
+            uint32_t scale[N], by[N];
+            bool more = false;
+#pragma unroll
+            for (int n = 0; n < N; ++n) {
+                load_matrices(w[n], tile + n * 8 * PITCH + (2 * kk + h) * 64);
+                scale[n] = s.scales[stage][(key + n * 8 + g) * 8 + 2 * kk + h];
+                by[n] = any_nan(w[n]) ? NAN2 : both(factor(scale[n]));
+                more |= scale[n] > LAST_PLAIN;
+            }
+            more = __any_sync(0xffffffffu, more);
+#pragma unroll
+            for (int c = 0; c < 4; ++c) {
+#pragma unroll
+                for (int n = 0; n < N; ++n) {
+                    const Halves parts = halves(w[n][c]);
+                    b[n][0] = times(pair01(parts), by[n]);
+                    b[n][1] = times(pair23(parts), by[n]);
+                }
+                if (more) {
+#pragma unroll
+                    for (int n = 0; n < N; ++n) {
+                        const uint32_t rest = both(factor_more(scale[n]));
+                        b[n][0] = times(b[n][0], rest);
+                        b[n][1] = times(b[n][1], rest);
                     }
+                }
+                times_query(sum, 4 * h + c, b);
+            }
+        } else {
+#pragma unroll
+            for (int x = 0; x < 2; ++x) {
+#pragma unroll
+                for (int n = 0; n < N; ++n) load_matrices(w[n], tile + n * 8 * PITCH + 448 + x * 64);
+#pragma unroll
+                for (int y = 0; y < 2; ++y) {
+#pragma unroll
+                    for (int n = 0; n < N; ++n) b[n][0] = w[n][2 * y], b[n][1] = w[n][2 * y + 1];
+                    times_query(sum, 4 + 2 * x + y, b);
                 }
             }
         }
-        float *to = s.sums[kk] + g * s.SUMS_ROW + key + 2 * t;
+    }
+    float *to = s.sums[kk] + g * s.SUMS_ROW + key + 2 * t;
+#pragma unroll
+    for (int n = 0; n < N; ++n)
 #pragma unroll
         for (int m = 0; m < MT; ++m) {
-            *reinterpret_cast<float2 *>(to + m * 16 * s.SUMS_ROW) = make_float2(sum[m][0], sum[m][1]);
-            *reinterpret_cast<float2 *>(to + (m * 16 + 8) * s.SUMS_ROW) = make_float2(sum[m][2], sum[m][3]);
+            float *row = to + m * 16 * s.SUMS_ROW + n * 8;
+            *reinterpret_cast<float2 *>(row) = make_float2(sum[n][m][0], sum[n][m][1]);
+            *reinterpret_cast<float2 *>(row + 8 * s.SUMS_ROW) = make_float2(sum[n][m][2], sum[n][m][3]);
         }
-    }
 }
 
 /* The warp's heads: logits to weights, and by how much what was summed before fades. */
-template <int KEYS, int MT>
-__device__ __forceinline__ void softmax(Shared<KEYS, MT> &s, int stage, float scale, float (&peak)[2 * MT],
+template <int KEYS, int MT, bool PAIR>
+__device__ __forceinline__ void softmax(Shared<KEYS, MT, PAIR> &s, int stage, float scale, float (&peak)[2 * MT],
                                         float (&total)[2 * MT], int warp, int lane) {
     bool there[KEYS / 32];
 #pragma unroll
@@ -112,7 +140,9 @@ __device__ __forceinline__ void softmax(Shared<KEYS, MT> &s, int stage, float sc
         for (int i = 1; i < KEYS / 32; ++i) top = fmaxf(top, value[j][i]);
 #pragma unroll
         for (int step = 16; step > 0; step >>= 1) top = fmaxf(top, __shfl_xor_sync(0xffffffffu, top, step));
-        top = fmaxf(top, peak[j]);
+        /* A peak that is little higher changes nothing: weights up to 2^8 are as exact as those up to 1,
+         * and sums that need not fade need no work. */
+        top = top > peak[j] + 8.f ? top : peak[j];
         const float base = top == NONE ? 0.f : top; /* nothing seen yet: 0 - inf, not inf - inf */
         const float fade = power(peak[j] - base);
         peak[j] = top;
@@ -130,8 +160,8 @@ __device__ __forceinline__ void softmax(Shared<KEYS, MT> &s, int stage, float sc
 }
 
 /* One tile's values times their weights, onto `sum`. MORE: a scale of the tile needs two factors. */
-template <bool MORE, int KEYS, int MT>
-__device__ __forceinline__ void outputs(const Shared<KEYS, MT> &s, int stage, float (&sum)[MT][8][4], int warp,
+template <bool MORE, int KEYS, int MT, bool PAIR>
+__device__ __forceinline__ void outputs(const Shared<KEYS, MT, PAIR> &s, int stage, float (&sum)[MT][8][4], int warp,
                                         int lane) {
     const int t = lane & 3;
     const uint32_t weights = shared_address(s.weights) + (lane & 15) * s.WEIGHTS_ROW + (lane >> 4) * 16;
@@ -211,23 +241,26 @@ __device__ __forceinline__ float share(float peak, float total, float sink) {
     return below == 0.f ? 0.f : fade / below;
 }
 
-template <int KEYS, int MT>
-__global__ void __launch_bounds__(THREADS, 1) attend(const __grid_constant__ Launch p) {
+template <int KEYS, int MT, bool PAIR>
+__global__ void __launch_bounds__(THREADS, PAIR ? 2 : 1) attend(const __grid_constant__ Launch p) {
     extern __shared__ __align__(16) uint8_t memory[];
-    auto &s = *reinterpret_cast<Shared<KEYS, MT> *>(memory);
+    auto &s = *reinterpret_cast<Shared<KEYS, MT, PAIR> *>(memory);
     const int tid = static_cast<int>(threadIdx.x), warp = tid >> 5, lane = tid & 31, g = lane >> 2, t = lane & 3;
     const int groups = (p.heads + 16 * MT - 1) / (16 * MT);
     const int token = static_cast<int>(blockIdx.x) / groups;
     const int head0 = (static_cast<int>(blockIdx.x) - token * groups) * 16 * MT;
     const int split = static_cast<int>(blockIdx.y);
 
+    if (p.splits > 1) let_next_start(); /* one wave: the reduction may take its places and wait */
     int limit[2];
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
         limit[i] = p.source[i].width;
         if (limit[i] && p.source[i].lengths) limit[i] = min(max(p.source[i].lengths[token], 0), limit[i]);
     }
-    const int tiles0 = (limit[0] + KEYS - 1) / KEYS, tiles = tiles0 + (limit[1] + KEYS - 1) / KEYS;
+    /* Splits divide the slots there may be, which needs no look at the lengths. */
+    const int full0 = p.splits > 1 ? p.source[0].width : limit[0], full1 = p.splits > 1 ? p.source[1].width : limit[1];
+    const int tiles0 = (full0 + KEYS - 1) / KEYS, tiles = tiles0 + (full1 + KEYS - 1) / KEYS;
     const int each = (tiles + p.splits - 1) / p.splits;
     const int low = split * each, high = min(low + each, tiles);
 
@@ -239,13 +272,14 @@ __global__ void __launch_bounds__(THREADS, 1) attend(const __grid_constant__ Lau
         const bool second = tile >= tiles0;
         const int column = (second ? tile - tiles0 : tile) * KEYS + row;
         const Source &from = p.source[second ? 1 : 0];
-        return column < (second ? limit[1] : limit[0]) ? from.slots[token * from.slots_row + column] : -1;
+        const int slot = column < from.width ? from.slots[token * from.slots_row + column] : -1;
+        return column < (second ? limit[1] : limit[0]) ? slot : -1;
     };
     const auto copy = [&](int tile, int stage, int slot) {
         if (tile < high) {
             const Source &from = p.source[tile >= tiles0 ? 1 : 0];
             const bool there = slot >= 0;
-            const int page = max(slot, 0) / from.page, offset = max(slot, 0) - page * from.page;
+            const int page = from.shift >= 0 ? max(slot, 0) >> from.shift : max(slot, 0) / from.page, offset = max(slot, 0) - page * from.page;
             const uint8_t *begin = from.cache + page * from.stride;
             const uint8_t *data = begin + static_cast<int64_t>(offset) * DATA;
             const uint32_t to = shared_address(s.tile[stage]) + row * PITCH;
@@ -262,7 +296,7 @@ __global__ void __launch_bounds__(THREADS, 1) attend(const __grid_constant__ Lau
         }
         copy_commit();
     };
-    copy(low, 0, slot_of(low));
+    const int begin = slot_of(low);
     int ahead = slot_of(low + 1);
 
     /* The query's part that this warp multiplies, in the order of numbers.cuh's words. */
@@ -288,6 +322,17 @@ __global__ void __launch_bounds__(THREADS, 1) attend(const __grid_constant__ Lau
                 q[m][c][i + 2] = mine ? v.y : 0;
             }
         }
+    if constexpr (PAIR) { /* the two warps of a part have the same; the loop's first barrier comes after */
+#pragma unroll
+        for (int m = 0; m < MT; ++m)
+#pragma unroll
+            for (int c = 0; c < 8; ++c)
+                if ((c & 1) == (warp & 1))
+                    s.query[((kk * MT + m) * 8 + c) * 32 + lane] =
+                        make_uint4(q[m][c][0], q[m][c][1], q[m][c][2], q[m][c][3]);
+    }
+
+    copy(low, 0, begin);
 
     float sum[MT][8][4] = {}, peak[2 * MT], total[2 * MT] = {};
 #pragma unroll
@@ -300,15 +345,18 @@ __global__ void __launch_bounds__(THREADS, 1) attend(const __grid_constant__ Lau
         ahead = slot_of(tile + 2);
 
         bool more = false;
+        if (tid < KEYS) {
+            const uint2 scales = *reinterpret_cast<const uint2 *>(s.scales[stage] + tid * 8);
 #pragma unroll
-        for (int i = tid; i < 7 * KEYS; i += THREADS) {
-            const uint32_t scale = s.scales[stage][i % KEYS * 8 + i / KEYS];
-            s.factors[i / KEYS][i % KEYS] = static_cast<uint16_t>(factor(scale));
-            more |= scale > LAST_PLAIN;
+            for (int i = 0; i < 7; ++i) {
+                const uint32_t scale = (i < 4 ? scales.x >> 8 * i : scales.y >> 8 * (i - 4)) & 0xff;
+                s.factors[i][tid] = static_cast<uint16_t>(factor(scale));
+                more |= scale > LAST_PLAIN;
+            }
         }
-        logits<KEYS, MT>(s, stage, q, warp, lane);
+        logits<KEYS, MT, PAIR>(s, stage, q, warp, lane);
         more = __syncthreads_or(more);
-        softmax<KEYS, MT>(s, stage, p.scale, peak, total, warp, lane);
+        softmax<KEYS, MT, PAIR>(s, stage, p.scale, peak, total, warp, lane);
         __syncthreads();
         float fade[MT][2];
         bool fades = false;
@@ -328,9 +376,9 @@ __global__ void __launch_bounds__(THREADS, 1) attend(const __grid_constant__ Lau
                     for (int i = 0; i < 4; ++i) sum[m][n][i] *= fade[m][i >> 1];
         }
         if (more)
-            outputs<true, KEYS, MT>(s, stage, sum, warp, lane);
+            outputs<true, KEYS, MT, PAIR>(s, stage, sum, warp, lane);
         else
-            outputs<false, KEYS, MT>(s, stage, sum, warp, lane);
+            outputs<false, KEYS, MT, PAIR>(s, stage, sum, warp, lane);
     }
 
 #pragma unroll
@@ -348,12 +396,8 @@ __global__ void __launch_bounds__(THREADS, 1) attend(const __grid_constant__ Lau
             }
         }
     }
-    if (p.splits > 1 && high <= low) {
-        let_next_start();
-        return; /* its peak says that there is nothing to add */
-    }
+    if (p.splits > 1 && high <= low) return; /* its peak says that there is nothing to add */
     __syncthreads();
-    let_next_start();
 #pragma unroll
     for (int m = 0; m < MT; ++m)
 #pragma unroll

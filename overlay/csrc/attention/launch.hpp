@@ -14,7 +14,7 @@ struct Source {
     const int32_t *slots;
     int64_t slots_row;
     const int32_t *lengths;
-    int32_t page, width;
+    int32_t page, width, shift; /* shift: page is 1 << shift, or -1 */
 };
 
 struct Launch {
@@ -32,9 +32,9 @@ struct Launch {
     float scale; /* of logits, in powers of two */
 };
 
-/* `wide`: 32 heads a CTA instead of 16. */
-int attend_shared(int keys, bool wide);
-cudaError_t launch_attend(const Launch &p, int keys, bool wide, cudaStream_t stream);
+/* `wide`: 32 heads a CTA instead of 16. `pair`: two CTAs on a multiprocessor, tiles of 32. */
+int attend_shared(int keys, bool wide, bool pair);
+cudaError_t launch_attend(const Launch &p, int keys, bool wide, bool pair, cudaStream_t stream);
 cudaError_t launch_reduce(const Launch &p, bool early, cudaStream_t stream);
 
 } // namespace attention

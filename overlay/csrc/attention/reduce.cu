@@ -4,7 +4,7 @@
 namespace attention {
 namespace {
 
-constexpr int REDUCE_THREADS = 128, MOST = 64;
+constexpr int REDUCE_THREADS = 128, MOST = 64, BATCH = 8;
 
 __global__ void __launch_bounds__(REDUCE_THREADS) reduce(const __grid_constant__ Launch p) {
     __shared__ float weights[MOST];
@@ -40,15 +40,20 @@ __global__ void __launch_bounds__(REDUCE_THREADS) reduce(const __grid_constant__
     }
     __syncthreads();
     float4 sum = make_float4(0.f, 0.f, 0.f, 0.f);
-#pragma unroll 8
-    for (int split = 0; split < p.splits; ++split) {
-        const float weight = weights[split];
-        if (weight < 0.f) continue;
-        const float4 part = __ldcg(reinterpret_cast<const float4 *>(p.partial + (split * far + place) * 512) + tid);
-        sum.x += weight * part.x;
-        sum.y += weight * part.y;
-        sum.z += weight * part.z;
-        sum.w += weight * part.w;
+    const auto *from = reinterpret_cast<const float4 *>(p.partial + place * 512) + tid;
+    for (int first = 0; first < p.splits; first += BATCH) {
+        float4 part[BATCH];
+#pragma unroll
+        for (int i = 0; i < BATCH; ++i) /* all on their way before the first is added */
+            part[i] = weights[first + i] >= 0.f ? __ldcg(from + (first + i) * far * 128) : make_float4(0.f, 0.f, 0.f, 0.f);
+#pragma unroll
+        for (int i = 0; i < BATCH; ++i) {
+            const float weight = fmaxf(weights[first + i], 0.f);
+            sum.x += weight * part[i].x;
+            sum.y += weight * part[i].y;
+            sum.z += weight * part[i].z;
+            sum.w += weight * part[i].w;
+        }
     }
     sum.x *= by, sum.y *= by, sum.z *= by, sum.w *= by;
     uint2 *to = reinterpret_cast<uint2 *>(p.out + token * p.out_token + head * p.out_head) + tid;

@@ -6,7 +6,7 @@ import errno
 import mmap
 import os
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from threading import Lock
@@ -112,7 +112,7 @@ class Reader:
         self._files: dict[Path, _File] = {}
         self._out: dict[int, Block] = {}
 
-    def __iter__(self) -> Iterator[tuple[Block, int]]:
+    def __iter__(self) -> Generator[tuple[Block, int], None, None]:
         try:
             while True:
                 self._ask()

@@ -9,6 +9,8 @@ from torch import Tensor
 
 #: FlashMLA's prefill takes rows of whole 128s.
 ROW_ALIGN = 128
+#: Tokens and warps of a combining program.
+TOKENS, WARPS = 2, 4
 
 
 @triton.jit
@@ -148,8 +150,8 @@ def combine(
     compressed: int,
     out: tuple[Tensor, Tensor] | None = None,
     *,
-    tokens_a_program: int = 1,
-    warps: int = 2,
+    tokens_a_program: int = TOKENS,
+    warps: int = WARPS,
 ) -> tuple[Tensor, Tensor]:
     """Choice and window of each token as one row of workspace indices, in one launch.
 

@@ -66,7 +66,7 @@ class Args(ctypes.Structure):
         ("keys", c_int32),
         ("splits", c_int32),
         ("scale", c_float),
-        ("reserved", c_int32),
+        ("pair", c_int32),
     )
 
 
@@ -90,12 +90,12 @@ class Library:
         self.path = path
         library.attention_error.restype = c_char_p
         library.attention_sparse.argtypes = (POINTER(Args), c_void_p)
-        library.attention_shared.argtypes = (c_int, c_int)
+        library.attention_shared.argtypes = (c_int, c_int, c_int)
         self._library = library
 
-    def shared_bytes(self, keys: int, heads: int) -> int:
+    def shared_bytes(self, keys: int, heads: int, pair: bool) -> int:
         """Shared memory of a CTA with tiles of ``keys``."""
-        return int(self._library.attention_shared(keys, heads))
+        return int(self._library.attention_shared(keys, heads, pair))
 
     def sparse(self, args: Args, stream: int) -> None:
         status = self._library.attention_sparse(ctypes.byref(args), stream)

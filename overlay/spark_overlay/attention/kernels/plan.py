@@ -25,10 +25,12 @@ class Shape:
 
 @dataclass(frozen=True)
 class Cuda:
-    """The library's kernel: ``keys`` of a tile (32 or 64), CTAs a token (``splits``)."""
+    """The library's kernel: ``keys`` of a tile (32 or 64), CTAs a token (``splits``); ``pair``: two
+    CTAs on a multiprocessor, with tiles of 32, where it has 200 KB of shared memory."""
 
     keys: int
     splits: int
+    pair: bool = False
 
 
 def shape(
@@ -38,20 +40,22 @@ def shape(
 
     Few tokens: split so that the GPU is about full once; many: whole tokens, output directly."""
     most = 16 if heads <= 16 else 32
-    # Tiles of 64 take 120 KB of shared memory: SM80, SM90 and SM100 have it, the others 99 KB.
-    large = capability in ((8, 0), (9, 0), (10, 0), (10, 3))
-    keys = 64 if by_library and large and tokens > 32 else 32
+    ctas = tokens * -(-heads // most)
+    places = PLACES.get(capability[0], 96)
+    # Tiles of 64 take 120 KB of shared memory, two CTAs 190 KB; SM86, 89 and 12x have 99 KB.
+    large = capability[0] in (9, 10) or capability == (8, 0)
+    keys = 64 if by_library and large and ctas > 2 else 32
+    if by_library and capability[0] in (9, 10) and ctas > places:
+        return Cuda(32, 1, pair=True)
     tiles = max(1, -(-width // keys))
-    groups = -(-heads // most)
-    room = max(1, PLACES.get(capability[0], 96) // (tokens * groups))
-    splits = min(tiles, room)
+    splits = min(tiles, max(1, places // ctas), MOST_SPLITS)
     # Every CTA takes equally many tiles, the last one fewer: no split is empty.
     splits = -(-tiles // -(-tiles // splits))
-    if by_library:
-        return Cuda(keys, min(splits, 64))
-    return Shape(most, keys, splits, 8, 1)
+    return Cuda(keys, splits) if by_library else Shape(most, keys, splits, 8, 1)
 
 
+#: Of the library's reduction.
+MOST_SPLITS: Final = 64
 #: CTAs that run at once on a usual GPU of a generation: SM80/86/89, SM90, SM120/121 (a GB10 has 48
 #: multiprocessors).
 PLACES: Final = {8: 108, 9: 132, 10: 148, 12: 96}

@@ -30,12 +30,13 @@ def kernels() -> list[Compiled]:
             f"dense_logits {group} rows, fan {fan}",
             logits.dense_logits,
             _of(logits.dense_logits, _POINTERS),
-            {**shape, "GROUP": group, "KEYS": tuning.keys, "FAN": fan},
-            tuning.warps,
-            tuning.stages,
+            {**shape, "GROUP": group, "KEYS": keys, "FAN": fan, "PAGED": tuning.paged},
+            warps,
+            stages,
             _PLAIN,
         )
-        for group, fan in ((1, tuning.fan), (tuning.group, tuning.fan), (tuning.group, 8))
+        for group, (keys, warps, stages) in launch.DENSE.items()
+        for fan in (tuning.fan, 8)
     ]
     found.append(
         Compiled(
@@ -87,7 +88,7 @@ def kernels() -> list[Compiled]:
                 select.choose,
                 signature,
                 constants,
-                tuning.choice_warps,
+                tuning.choice_warps * (1 + (max(sizes.last, sizes.first) >= launch.MOST)),
                 plain=_PLAIN,
             )
         )

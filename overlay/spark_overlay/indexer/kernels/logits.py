@@ -62,6 +62,29 @@ def load_keys(cache, table, position, there, blocks, stride, STATES: tl.constexp
 
 
 @triton.jit
+def load_pages(
+    cache, table, start, bound, blocks, stride, KEYS: tl.constexpr, STATES: tl.constexpr
+):
+    """The same of ``KEYS`` positions from ``start`` on, a multiple of KEYS, by few block ids: a
+    tile is a part of a page, or some whole ones."""
+    at = tl.arange(0, KEYS)
+    pages: tl.constexpr = (KEYS + STATES - 1) // STATES
+    page = tl.zeros((KEYS,), tl.int64)
+    there = start + at < bound
+    for n in tl.static_range(pages):
+        block = tl.load(table + start // STATES + n, mask=start + n * STATES < bound, other=-1)
+        known = (block >= 0) & (block < blocks)
+        mine = at // STATES == n if pages > 1 else at >= 0
+        page = tl.where(mine & known, block.to(tl.int64) * stride, page)
+        there = there & (known | ~mine)
+    state = (start + at) % STATES
+    words = (cache + page + state * DIM).to(tl.pointer_type(tl.int32))
+    found = tl.load(words[:, None] + tl.arange(0, WORDS)[None, :], mask=there[:, None], other=0)
+    scale = (cache + page + STATES * DIM + state * 4).to(tl.pointer_type(tl.float32))
+    return found, tl.load(scale, mask=there, other=0.0), there
+
+
+@triton.jit
 def score(keys, scale, first, second, third, fourth, weight, GROUP: tl.constexpr,
           PADDED: tl.constexpr, PACKED: tl.constexpr):  # fmt: skip
     """``[N, GROUP]`` float32 of key words and the four quarters of the queries ``[32, M]``."""
@@ -101,6 +124,7 @@ def dense_logits(
     GROUP: tl.constexpr,
     KEYS: tl.constexpr,
     FAN: tl.constexpr,
+    PAGED: tl.constexpr,
     PACKED: tl.constexpr,
 ):
     """Scores of rows ``first_row .. rows`` over every key they see, row ``i`` at
@@ -129,9 +153,14 @@ def dense_logits(
         page_table = table + tl.cast(index, tl.int64) * table_stride
         for start in range(tl.program_id(1) * KEYS, bound, step):
             position = start + tl.arange(0, KEYS)
-            keys, scale, there = load_keys(
-                cache, page_table, position, position < bound, blocks, cache_stride, STATES
-            )
+            if PAGED:
+                keys, scale, there = load_pages(
+                    cache, page_table, start, bound, blocks, cache_stride, KEYS, STATES
+                )
+            else:
+                keys, scale, there = load_keys(
+                    cache, page_table, position, position < bound, blocks, cache_stride, STATES
+                )
             value = score(keys, scale, q0, q1, q2, q3, weight, GROUP, PADDED, PACKED)
             shown = there[:, None] & (position[:, None] < seen[None, :])
             value = tl.where(shown, value, float("-inf"))
