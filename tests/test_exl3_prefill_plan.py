@@ -18,18 +18,18 @@ from spark_overlay.exl3.cuda.plan_prefill import PrefillPlan, prefill_need, pref
 SOURCES = Path(__file__).resolve().parents[1] / "overlay" / "csrc" / "exl3"
 TABLES = [plan.read(path) for path in sorted(plan.TABLES.glob("*.json"))]
 #: MiB of scratch for any chunk of 128 to 8192 tokens (README says it).
-BOUND = 480
+BOUND = 474
 SHAPE = (5120, 1152, 384)
 
 
 @pytest.mark.parametrize("table", TABLES, ids=lambda table: table.name)
-@pytest.mark.parametrize("tokens", [128, 1000, 1024, 2048, 4096, 8191, 8192])
-def test_scratch_stays_under_its_bound(table: plan.Table, tokens: int) -> None:
-    chosen = table.prefill_plan(6 * tokens, 384)
-    for shared in (False, True):
-        need = prefill_need(*SHAPE, tokens, 6, shared, chosen)
-        assert need.scratch_bytes <= BOUND << 20
-        assert need.waves * need.strips <= 25
+def test_scratch_stays_under_its_bound(table: plan.Table) -> None:
+    for tokens in range(128, 8193, 7):
+        chosen = table.prefill_plan(6 * tokens, 384)
+        for shared in (False, True):
+            need = prefill_need(*SHAPE, tokens, 6, shared, chosen)
+            assert need.scratch_bytes <= BOUND << 20, tokens
+            assert need.waves * need.strips <= 25
 
 
 def test_what_a_call_needs_by_hand() -> None:
@@ -64,7 +64,9 @@ def test_two_ctas_share_an_sm(table: plan.Table) -> None:
 
 
 def test_the_headers_numbers_are_ours() -> None:
-    text = "".join((SOURCES / name).read_text() for name in ("route.cuh", "grouped.cuh"))
+    text = "".join(
+        (SOURCES / name).read_text() for name in ("route.cuh", "grouped.cuh", "multiply.cuh")
+    )
     for name in ("MAX_ENTRIES", "MAX_WAVES", "SPARE_GROUPS"):
         (found,) = re.findall(rf"constexpr int {name} = (\d+);", text)
         assert int(found) == getattr(plan_prefill, name), name

@@ -15,9 +15,6 @@ Variant grouped_variant(int variant, int k2, bool down) {
     case 0: return variant_of<0>(k2, down);
     case 1: return variant_of<1>(k2, down);
     case 2: return variant_of<2>(k2, down);
-#ifdef EXL3_SWEEP
-    case 3: return variant_of<3>(k2, down);
-#endif
     default: return Variant{0, 0};
     }
 }
@@ -32,9 +29,6 @@ cudaError_t launch_grouped(const GroupedLaunch &p, bool down, int variant, int i
     case 0: return launch<0>(p, down, items, k2, stream);
     case 1: return launch<1>(p, down, items, k2, stream);
     case 2: return launch<2>(p, down, items, k2, stream);
-#ifdef EXL3_SWEEP
-    case 3: return launch<3>(p, down, items, k2, stream);
-#endif
     default: return cudaErrorInvalidValue;
     }
 }

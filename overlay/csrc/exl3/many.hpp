@@ -44,11 +44,5 @@ template <>
 cudaError_t launch_variant<2, false>(const GroupedLaunch &p, int items, int k2, cudaStream_t stream);
 template <>
 cudaError_t launch_variant<2, true>(const GroupedLaunch &p, int items, int k2, cudaStream_t stream);
-#ifdef EXL3_SWEEP
-template <>
-cudaError_t launch_variant<3, false>(const GroupedLaunch &p, int items, int k2, cudaStream_t stream);
-template <>
-cudaError_t launch_variant<3, true>(const GroupedLaunch &p, int items, int k2, cudaStream_t stream);
-#endif
 
 } // namespace exl3

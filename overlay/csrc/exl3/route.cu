@@ -8,7 +8,7 @@ constexpr int ROUTE_THREADS = 512, ROUTE_WARPS = ROUTE_THREADS / 32;
 constexpr int GATHER_WARPS = 4;
 
 /* Exclusive sums of v[0..n) in place, v[n] the total; by the whole CTA. */
-__device__ void exclusive_sums(int *v, int n, int *warps) {
+__device__ __forceinline__ void exclusive_sums(int *v, int n, int *warps) {
     const int each = (n + ROUTE_THREADS - 1) / ROUTE_THREADS, first = static_cast<int>(threadIdx.x) * each;
     const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5;
     int own = 0;
@@ -100,7 +100,7 @@ __device__ __forceinline__ int for_items(int first, int groups, int wave, int mo
 }
 
 /* One CTA. The order of an entry's rows is whatever it turns out; no row's result depends on it. */
-__global__ void __launch_bounds__(ROUTE_THREADS) route_kernel(const __grid_constant__ RouteLaunch p) {
+__global__ void __launch_bounds__(ROUTE_THREADS, 2) route_kernel(const __grid_constant__ RouteLaunch p) {
     /* Place 0 is the shared entry, place 1 + e expert e. */
     __shared__ int counts[MAX_ENTRIES + 1], groups[MAX_ENTRIES + 2], items[MAX_ENTRIES + 2], warps[ROUTE_WARPS];
     const int tid = static_cast<int>(threadIdx.x), entries = p.experts + 1;
