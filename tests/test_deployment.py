@@ -216,7 +216,8 @@ def test_the_overlay_learns_where_each_ranks_tables_are_and_how_chats_are_sample
     tmp_path: Path,
 ) -> None:
     site = pair()
-    other = replace(site.worker, engram_dir='/other "place"', packed_dir="/packed")
+    own = {"packed_dir": "/packed", "prepared_dir": "/own"}
+    other = replace(site.worker, engram_dir='/other "place"', **own)
     site = replace(site, worker=other)
     text = "ENGRAM_STORE=memory\nAPI_SAMPLING=request\nDSV41_IO_THREADS=96\n"
     text += "DSV41_CACHE_GIB=1.5\nDSV41_STATS_SECONDS=0\n"
@@ -234,7 +235,7 @@ def test_the_overlay_learns_where_each_ranks_tables_are_and_how_chats_are_sample
         "memory_release_at_end": False,
         "indexer_prefill_factor": 1,
     }
-    packed = {"engram_packed_dir": "/packed"}
+    packed = {"engram_packed_dir": "/packed", "weights_prepared_dir": "/own"}
     assert configs == [
         {"spark_overlay": {"engram_dir": "/engram-src", **told}},
         {"spark_overlay": {"engram_dir": '/other "place"', **packed, **told}},
@@ -264,6 +265,14 @@ def test_a_cuda_rank_has_its_own_fabric_and_no_interpreter(tmp_path: Path) -> No
     assert head.env["VLLM_DISABLE_SHARED_EXPERTS_STREAM"] == "1"
     assert head.env["PYTORCH_CUDA_ALLOC_CONF"] == "expandable_segments:True"
     assert "TRITON_INTERPRET" not in head.env
+    assert "OVERLAY_ATTENTION" not in head.env
+
+
+def test_both_ranks_are_told_the_attention_that_was_asked_for(tmp_path: Path) -> None:
+    from spark_overlay.attention.select import VARIABLE
+
+    ranks = deployed(tmp_path, pair(), "OVERLAY_ATTENTION=portable\n").ranks
+    assert [rank.env[VARIABLE] for rank in ranks] == ["portable", "portable"]
 
 
 def test_rails_whose_indices_differ_are_left_to_nccl_and_none_is_never_empty(

@@ -7,11 +7,11 @@ if __name__ == "__main__":
 
     main(__file__)
 
-import json
 import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -19,6 +19,9 @@ BENCHMARKS = Path(__file__).resolve().parents[1] / "overlay" / "benchmarks"
 if str(BENCHMARKS) not in sys.path:
     sys.path.insert(0, str(BENCHMARKS))
 
+import exl3_peer  # noqa: E402
+import exl3_peer_many  # noqa: E402
+import exl3_prefill  # noqa: E402
 import exl3_shapes as shapes  # noqa: E402
 
 import exl3  # noqa: E402
@@ -65,10 +68,50 @@ def test_bars_are_geometric_means_of_what_was_measured() -> None:
     assert found["dense at 1 to 16 rows (bar 2)"] is None
 
 
-def test_the_earlier_figures_are_of_rows_that_exist() -> None:
-    earlier = json.loads(exl3.EARLIER.read_text())
-    names = {f"{g}, {n} rows" for g in (*shapes.GROUPS, "head") for n in exl3.ROWS}
-    names |= {f"experts K={k}, {n} tokens" for k in (2, 3) for n in exl3.TOKENS}
-    names |= {"layer, 4 rows: linears", "layer, 4 rows: with experts"}
-    assert earlier["us"].keys() <= names
-    assert earlier["date"] and "Not in the same run" in earlier["how"]
+def test_without_the_peer_a_row_says_so_and_no_bar_is_judged() -> None:
+    bench = exl3.Bench.__new__(exl3.Bench)
+    bench.copy, bench.peer = 4e12, None
+    values = bench.values([10.0, 12.0, 11.0], 4e6, 1e-4)
+    assert values["peer"] == "not here" and "ratio" not in values and values["us"] == 11
+    assert set(exl3.bars([{"name": "wq_b, 4 rows", "values": values}]).values()) == {None}
+
+
+def test_a_row_is_compared_with_the_peers_fastest_way(monkeypatch: pytest.MonkeyPatch) -> None:
+    bench = exl3.Bench.__new__(exl3.Bench)
+    bench.ways, modes = {}, []
+    monkeypatch.setattr(bench, "peer", SimpleNamespace(int8=modes.append), raising=False)
+    us = {"a": [30.0, 31.0, 29.0], "b": [20.0, 22.0, 21.0]}
+    monkeypatch.setattr(bench, "timed", lambda calls: us[calls], raising=False)
+    found = bench.beside("wq_b, 1 rows", {"us": 7.0}, {"gemm": "a", "mgemm": "b"}, True)
+    assert found["peer_us"] == 21 and found["peer_way"] == bench.ways["wq_b, 1 rows"] == "mgemm"
+    assert found["ratio"] == 3 and found["peer_int8_us"] == 30 and modes == [2, 0]
+
+
+def test_another_file_than_the_peers_wheel_is_refused(tmp_path: Path) -> None:
+    other = tmp_path / "exllamav3-1.6.4-py3-none-any.whl"
+    other.write_bytes(b"")
+    with pytest.raises(exl3_peer.PeerError, match=r"pip download --no-deps exllamav3==1\.6\.5"):
+        exl3_peer.built(other, tmp_path, "2.11.0", "90a", tmp_path)
+
+
+def test_prefills_bars_are_the_worst_that_was_measured() -> None:
+    def row(name: str, **values: float) -> dict[str, object]:
+        return {"name": name, "values": values}
+
+    rows = [row(f"experts K=3, {n} tokens", ratio=r) for n, r in ((512, 1.0), (1024, 4.0))]
+    rows += [row("experts K=3, 4096 tokens", ratio=3.0), row("layer, 1024 tokens", ratio=1.0)]
+    rows += [row("rotate [8, 128]", share_of_copy=0.9), row("finish [8, 128]", share_of_copy=0.7)]
+    assert list(exl3_prefill.bars(rows).values()) == [3.0, None, 0.7]
+    assert exl3_prefill.beside(2.0, None)["peer"] == "not here"
+    assert exl3_prefill.beside(2.0, 5.0)["ratio"] == 2.5
+
+
+def test_the_peers_tiles_hold_every_expert_once() -> None:
+    counts = [0, 1, 16, 17, 32, 33, 256]
+    tiles = exl3_peer_many.tiles(counts)
+    assert [(rows, active) for _, _, rows, active in tiles] == [(64, 2), (32, 2), (16, 2)]
+    for count in counts[1:]:
+        assert sum(low <= count <= high for low, high, _, _ in tiles) == 1
+    assert exl3_peer_many.tiles([5]) == [(1, 16, 16, 1)]
+    with pytest.raises(ValueError, match="257 rows"):
+        exl3_peer_many.tiles([257])

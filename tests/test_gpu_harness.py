@@ -10,6 +10,7 @@ if __name__ == "__main__":
 import json
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 from typing import Any
 
@@ -237,3 +238,11 @@ def test_listing_needs_no_gpu() -> None:
     argv = [sys.executable, run.__file__, "--list"]
     done = subprocess.run(argv, capture_output=True, text=True, check=True)
     assert "graphs-tokens" in done.stdout and "about" in done.stdout
+
+
+def test_what_the_overlay_depends_on_travels_to_the_gpu_host() -> None:
+    """numpy is there; a parser that only serving imports was once forgotten."""
+    root = Path(__file__).resolve().parents[1]
+    project = tomllib.loads((root / "overlay/pyproject.toml").read_text())["project"]
+    carried = (root / "tests/gpu/requirements.txt").read_text().split()
+    assert set(project["dependencies"]) - {"numpy"} <= set(carried)

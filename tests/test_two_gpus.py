@@ -12,6 +12,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -88,9 +89,10 @@ def test_the_rest_is_run_and_one_rank_does_what_it_can() -> None:
     rest = two.chosen((), names[:3], 2)
     assert [check.name for check in rest] == names[3:]
     alone = two.chosen((), (), 1)
-    assert all(check.world == 1 for check in alone) and "kill-head" in {c.name for c in alone}
-    assert two.turns(rest, ()) == [["tp1", "tp1-draft"], ["tp2"], ["tp2-draft"]]
-    assert two.turns(rest, ("tp1", "tp2")) == [["tp1-draft"], ["tp2-draft"]]
+    assert all(check.world == 1 for check in alone) and "kill" in {c.name for c in alone}
+    assert two.turns(rest, (), 4) == [["tp1", "tp1-draft", "tp2", "tp2-draft"]]
+    assert two.turns(rest, (), 3) == [["tp1", "tp1-draft", "tp2"], ["tp2-draft"]]
+    assert two.turns(rest, ("tp1", "tp2"), 1) == [["tp1-draft"], ["tp2-draft"]]
     with pytest.raises(ValueError, match="tp2-tp1 needs 2 ranks, --world is 1"):
         two.chosen(["tp2-tp1"], (), 1)
     with pytest.raises(ValueError, match="no check is named tp3"):
@@ -105,6 +107,30 @@ def test_contexts_are_prompts_and_prompts_continued() -> None:
     for prompt, at in zip(engines.prompts(TEXT), range(0, len(forced), served.FORCED), strict=True):
         for number, context in enumerate(forced[at : at + served.FORCED], 1):
             assert context[: len(prompt)] == prompt and len(context) == len(prompt) + number
+
+
+def test_what_is_timed_is_timed_alone() -> None:
+    quiet, seen = served.Quiet(("a", "b", "gone")), []
+
+    def engine(name: str) -> None:
+        time.sleep(0.05)
+        with quiet.alone(name, 10.0):
+            seen.append(f"{name} begins")
+            time.sleep(0.05)
+            seen.append(f"{name} ends")
+
+    threads = [threading.Thread(target=engine, args=(name,)) for name in "ab"]
+    for each in threads:
+        each.start()
+    time.sleep(0.2)
+    assert not seen  # "gone" still works
+    with pytest.raises(served.ServedFailed, match="others work after"), quiet.alone("c", 0.01):
+        pass
+    quiet.leave("gone")
+    for each in threads:
+        each.join()
+    assert [word.split()[1] for word in seen] == ["begins", "ends", "begins", "ends"]
+    assert seen[0][0] == seen[1][0] != seen[2][0] == seen[3][0]
 
 
 def test_a_listed_row_shares_the_rest_among_the_others() -> None:
@@ -205,4 +231,4 @@ def test_remains_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
 def test_listing_needs_no_gpu() -> None:
     argv = [sys.executable, two.__file__, "--list"]
     done = subprocess.run(argv, capture_output=True, text=True, check=True)
-    assert "kill-worker" in done.stdout and "collectives-kit" in done.stdout
+    assert "worker, then head" in done.stdout and "collectives-kit" in done.stdout

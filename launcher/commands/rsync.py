@@ -7,16 +7,30 @@ from pathlib import Path
 
 from launcher.nodes.endpoint import Endpoint
 
+# Fast first: AES in the processor; the last is for servers that have none of these.
+CIPHERS = (
+    "aes128-gcm@openssh.com", "aes256-gcm@openssh.com", "aes128-ctr",
+    "chacha20-poly1305@openssh.com",
+)  # fmt: skip
+#: ssh's options for gigabytes; they stand before the host.
+FAST = ("-c", ",".join(CIPHERS), "-o", "Compression=no")
+
 
 def push(
-    endpoint: Endpoint, config: Path, sources: Sequence[str], target: str, *options: str
+    endpoint: Endpoint,
+    config: Path,
+    sources: Sequence[str],
+    target: str,
+    *options: str,
+    fast: bool = False,
 ) -> tuple[str, ...]:
-    """Files of this machine to `target` on the worker.
+    """Files of this machine to `target` on the worker. ``fast``: with FAST's ciphers.
 
     Paths mean what rsync makes of them (a trailing slash counts) and arrive unchanged: `-s` keeps
     the worker's shell away from them.
     """
-    return (*_rsync(config, options), *map(_local, sources), _remote(endpoint, target))
+    words = _rsync(config, options, fast)
+    return (*words, *map(_local, sources), _remote(endpoint, target))
 
 
 def pull(
@@ -27,14 +41,14 @@ def pull(
     return (*_rsync(config, options), *remote, _local(target))
 
 
-def shell(config: Path) -> str:
+def shell(config: Path, fast: bool = False) -> str:
     """The value of `-e`. rsync splits it itself: a quote inside quotes is doubled, not escaped."""
     quoted = str(config).replace("'", "''")
-    return f"ssh -F '{quoted}'"
+    return " ".join([f"ssh -F '{quoted}'", *(FAST if fast else ())])
 
 
-def _rsync(config: Path, options: Sequence[str]) -> tuple[str, ...]:
-    return ("rsync", "-s", "-e", shell(config), *options, "--")
+def _rsync(config: Path, options: Sequence[str], fast: bool = False) -> tuple[str, ...]:
+    return ("rsync", "-s", "-e", shell(config, fast), *options, "--")
 
 
 def _local(path: str) -> str:
@@ -48,11 +62,6 @@ def _remote(endpoint: Endpoint, path: str) -> str:
     return f"{host}:{path if path.startswith('/') else './' + path}"
 
 
-# Fast first: AES in the processor; the last is for servers that have none of these.
-CIPHERS = (
-    "aes128-gcm@openssh.com", "aes256-gcm@openssh.com", "aes128-ctr",
-    "chacha20-poly1305@openssh.com",
-)  # fmt: skip
 SILENCE = 30  # seconds without a byte after which rsync gives up
 #: rsync's ends by the way: a socket, the protocol's stream, a signal, a time limit, ssh itself.
 BROKEN = (10, 12, 20, 30, 35, 255)
@@ -74,7 +83,7 @@ def bulk(
     time say.
     """
     how = ("--ignore-times", "--inplace") if again else ("--append-verify",)
-    transport = f"{shell(config)} -c {','.join(CIPHERS)} -o Compression=no"
+    transport = shell(config, fast=True)
     return (
         "rsync", "-s", "-e", transport, "--times", "--perms", "--chmod=F644", "--copy-links",
         "--partial", *how, f"--timeout={SILENCE}", "--outbuf=N", "--info=progress2",

@@ -92,7 +92,7 @@ class Ship:
         words = rsync.push(
             self.worker.endpoint, self.worker.config, [str(tar)], target,
             "--times", "--partial", "--inplace", f"--timeout={SILENCE}", "--chmod=F600",
-            "--outbuf=N", "--info=progress2",
+            "--outbuf=N", "--info=progress2", fast=True,
         )  # fmt: skip
         since = self.console.now()
 
@@ -120,7 +120,8 @@ class Ship:
     def _by_stream(self, travelling: str) -> None:
         self.console.say("  streaming the image to the worker; broken off, it begins anew")
         since = self.console.now()
-        load = (*self.worker.endpoint.ssh(self.worker.config), "docker load --quiet")
+        *words, host = self.worker.endpoint.ssh(self.worker.config)
+        load = (*words, *rsync.FAST, host, "docker load --quiet")
         ended = pipe.through(
             self._save_argv(travelling),
             load,
@@ -135,11 +136,15 @@ class Ship:
         if found is None or not identity.same(found, image):
             layers = () if found is None else found.layers
             self.there.untag(travelling)
+            # Equal in size and time, rsync would keep them for ever.
+            self.worker.remove(Path(self._far))
+            staged.remove(self._tar)
             raise LauncherError(
                 f"what the worker loaded is another image: "
                 f"{identity.first_difference(image.layers, layers)}",
                 "the head's layers on the worker, in the same order",
-                f"docker image inspect {self.name} on both nodes; the worker's name was not moved",
+                f"./start.sh again saves and copies it anew; docker image inspect {self.name} on"
+                " both nodes shows what is there (the worker's name was not moved)",
             )
         self.there.tag(travelling, self.name)
         self.there.untag(travelling)

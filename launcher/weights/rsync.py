@@ -22,7 +22,7 @@ from launcher.weights.backend import STEP, Mounts, Work
 from launcher.weights.lanes import calls, lanes
 from launcher.weights.manifest import Entry, Part, Role
 from launcher.weights.pace import Pace, size
-from launcher.weights.proof import NAMES, Fault, Row
+from launcher.weights.proof import NAMES, Fault, Memory, Row
 
 SPARE = 1 << 30  # bytes to be left on a disk that is written to
 SUMMING = 2  # files summed at once on the worker
@@ -102,8 +102,10 @@ class Rsync:
         there = [entry for entry, row in pairs if row.state == "ok"]
         return bad + self._sum(part, there, "checksums on the worker")
 
-    def _sum(self, part: Part, entries: Sequence[Entry], what: str = "") -> list[Fault]:
-        """Sum files on the worker; those that are not right."""
+    def _sum(
+        self, part: Part, entries: Sequence[Entry], what: str = "", fresh: bool = False
+    ) -> list[Fault]:
+        """Sum files on the worker; those that are not right. ``fresh``: whatever is remembered."""
         if not entries:
             return []
         work = self.work
@@ -115,7 +117,8 @@ class Rsync:
                 work.console.progress(f"{what}: {pace.told(done, time.monotonic())}")
 
         where = work.targets[part.role]
-        return proof.prove(work.worker, where, few, "sums", work.memory, progress=progress)
+        memory = Memory(work.memory.path, fresh)
+        return proof.prove(work.worker, where, few, "sums", memory, progress=progress)
 
     def _with_sums(self, part: Part) -> Part:
         """With the head's sums, where the manifest was made from a tree."""
@@ -216,7 +219,7 @@ class Rsync:
                     raise _not_copied(ended, where)
                 before = moved[at]
                 with lock:
-                    sums.append(pool.submit(self._sum, part, some))
+                    sums.append(pool.submit(self._sum, part, some, fresh=force))
 
         work.worker.destination()  # writes the configuration that rsync's ssh reads
         since = work.console.now()

@@ -16,7 +16,6 @@ from launcher.facts.base import gib
 from launcher.findings import Finding, refuse
 from launcher.image import pipe
 from launcher.nodes.base import Done, Node
-from launcher.nodes.endpoint import Endpoint
 from launcher.weights.backend import STEP, Mounts, Work, copies_wrong
 from launcher.weights.manifest import Role
 from launcher.weights.pace import Pace
@@ -158,15 +157,7 @@ class Zfs:
         self, send: Sequence[str], receive: Sequence[str], dataset: str, tool: Tool
     ) -> None:
         work = self.work
-        endpoint = self._endpoint()
-        work.worker.destination()  # writes the configuration that ssh reads
-        config = work.worker.config
-        if endpoint != work.worker.endpoint:
-            config = work.worker.folder / "zfs-config"
-            config.write_text(endpoint.config(work.worker.include))
-        words = list(endpoint.ssh(config))
-        at = len(words) - 1  # options stand before the host
-        words[at:at] = ["-c", ",".join(rsync.CIPHERS), "-o", "Compression=no"]
+        words = [*self._ssh(), shlex.join(receive)]
         told = _get(work.head, tool, dataset, "used") or {}
         pace, since = Pace(int(told.get("used", "0") or 0)), work.console.now()
         beat = [0.0]
@@ -177,7 +168,7 @@ class Zfs:
                 beat[0] = now
                 work.console.progress(pace.told(moved, now), since)
 
-        ended = pipe.through(send, [*words, shlex.join(receive)], tick)
+        ended = pipe.through(send, words, tick)
         if not ended.well:
             raise LauncherError(
                 f"zfs send | recv of {dataset} ended with {ended.statuses}: "
@@ -186,12 +177,21 @@ class Zfs:
                 "mend what zfs says (rights: zfs allow, or sudo -n zfs), then ./start.sh again",
             )
 
-    def _endpoint(self) -> Endpoint:
-        text, usual = self.work.settings.text, self.work.worker.endpoint
+    def _ssh(self) -> list[str]:
+        """ssh to who receives: ZFS_SSH, else the worker, at ZFS_WORKER_IP where that is set. There
+        it is still the worker, with its account and its host key, by another cable."""
+        work, text = self.work, self.work.settings.text
+        to = work.worker.destination()  # writes the configuration that ssh reads
+        endpoint, config, more = work.worker.endpoint, work.worker.config, []
         if text("ZFS_SSH"):
             user, _, host = text("ZFS_SSH").rpartition("@")
-            return replace(usual, host=host, user=user or usual.user)
-        return replace(usual, host=text("ZFS_WORKER_IP")) if text("ZFS_WORKER_IP") else usual
+            endpoint = replace(endpoint, host=host, user=user or endpoint.user)
+            config = work.worker.folder / "zfs-config"
+            config.write_text(endpoint.config(work.worker.include))
+        elif text("ZFS_WORKER_IP"):
+            more = ["-o", f"HostName={text('ZFS_WORKER_IP')}", "-o", f"HostKeyAlias={to.known_as}"]
+        *words, host = endpoint.ssh(config)  # options stand before the host
+        return [*words, *rsync.FAST, *more, host]
 
     def _place(self, role: Role, there: Tool, theirs: str) -> None:
         """Mounted where the worker's containers take it from, to be read only."""

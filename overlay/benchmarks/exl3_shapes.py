@@ -92,8 +92,9 @@ def step_bytes(tokens: int) -> dict[str, float]:
     return found
 
 
-def step_seconds(tokens: int, given: Assumptions) -> dict[str, float]:
+def step_seconds(tokens: int, given: Assumptions | None = None) -> dict[str, float]:
     """Of a GB10 step: reading, launching, collectives, and their sum."""
+    given = given or Assumptions()
     parts = {
         "bytes": (sum(step_bytes(tokens).values()) + given.other_bytes) / given.bytes_per_second,
         "launches": LAYERS * (given.packed_launches + given.other_launches) * given.launch_seconds,

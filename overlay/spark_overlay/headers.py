@@ -15,6 +15,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn, TypeGuard
 
+from spark_overlay.collector import paused
+
 INDEX_NAME = "model.safetensors.index.json"
 
 #: The format's own limit; a longer header means the first 8 bytes are not a length.
@@ -73,6 +75,17 @@ def read_header(path: Path) -> dict[str, TensorHeader]:
     return tensors
 
 
+def read_metadata(path: Path) -> dict[str, str]:
+    """The free text of a file, by name; empty if it has none. Raises HeaderError."""
+    raw, _, _ = _read_raw(path)
+    found = _parse_json(path, raw).get("__metadata__")
+    if found is None:
+        return {}
+    if not isinstance(found, dict) or not all(isinstance(v, str) for v in found.values()):
+        _damaged(path, "holds __metadata__ that is no text by name", "download this file again")
+    return found
+
+
 def read_index(root: Path) -> dict[str, str] | None:
     """``weight_map`` of the directory's index (tensor name -> file name); None without an index."""
     path = root / INDEX_NAME
@@ -105,6 +118,7 @@ class CheckpointHeaders:
     unlisted: tuple[str, ...] = ()
 
     @classmethod
+    @paused()
     def scan(cls, root: Path, *, whole: bool = False) -> CheckpointHeaders:
         """Read the index (if there is one) and the header of every shard of ``root``.
 

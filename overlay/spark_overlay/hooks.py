@@ -15,24 +15,27 @@ from functools import cache
 from importlib import import_module
 from typing import Any, Literal
 
+from spark_overlay.stand_ins import STAND_INS, HookError, StandIn
 from spark_overlay.versions import installed
-
-
-class HookError(RuntimeError):
-    """vLLM is not what a hook expects."""
 
 
 @dataclass(frozen=True)
 class Hook:
     """``target`` is ``module:name`` or ``module:Class.name``. ``parameters`` are the leading ones
     the replacement relies on (None: not callable by us, only its existence counts). ``replacement``
-    is ``module:name`` inside the overlay."""
+    is ``module:name`` inside the overlay. ``since``: the first vLLM that has the target."""
 
     target: str
     parameters: tuple[str, ...] | None
     replacement: str
     reason: str
-    device: Literal["any", "cpu"] = "any"
+    device: Literal["any", "cpu", "cuda"] = "any"
+    since: tuple[int, int] = (0, 32)
+
+    def serves(self) -> bool:
+        """Whether the installed vLLM is one that has the target."""
+        major, minor = installed().split(".")[:2]
+        return (int(major), int(minor)) >= self.since
 
     def locate(self) -> tuple[Any, str]:
         """Owner object and attribute name; raises HookError if absent."""
@@ -121,16 +124,35 @@ _FUSED = (
     "x residual post_layer_mix comb_res_mix fn hc_scale hc_base rms_eps hc_pre_eps hc_sinkhorn_eps "
     "hc_post_mult_value sinkhorn_repeat pre_mix norm_weight norm_eps capture_aux"
 )
-_TILELANG = "vLLM's mHC kernels are TileLang, which compiles for GPUs only"
+_INDEX_QUERIES = (
+    "positions index_q index_q_cos_sin_cache index_weights index_weights_softmax_scale "
+    "index_weights_head_scale use_fp4 weights_out_dtype"
+)
+_KEYS = (
+    "k_pre positions cos_sin_cache rms_norm_weight rms_norm_eps k_cache kv_slot_mapping "
+    "compress_ratio use_fp4_cache"
+)
+_LATENTS = "latent positions cos_sin_cache kv_cache slot_mapping compress_ratio fp8_scale"
+_POST = "x residual post_layer_mix comb_res_mix"
+_TILELANG = {
+    "cpu": "vLLM's mHC kernels are TileLang, which compiles for GPUs only",
+    "cuda": "vLLM's mHC kernels need TileLang, and DeepGEMM to be fast; ours need Triton and SM80",
+}
+_FP8_TYPE = (
+    "vLLM's kernel converts to e4m3 by a type that Triton does not compile for SM80 and SM86; ours "
+    "writes the same bytes by integers"
+)
 
 
-def _mhc(module: str, name: str, parameters: str, replacement: str) -> Hook:
+def _mhc(
+    device: Literal["cpu", "cuda"], module: str, name: str, parameters: str, replacement: str
+) -> Hook:
     return Hook(
         f"{module}:{name}",
         tuple(parameters.split()),
-        f"spark_overlay.mhc.glue:{replacement}",
-        _TILELANG,
-        "cpu",
+        f"spark_overlay.mhc.{'glue' if device == 'cpu' else 'kernels.ops'}:{replacement}",
+        _TILELANG[device],
+        device,
     )
 
 
@@ -150,7 +172,33 @@ HOOKS: tuple[Hook, ...] = (
         ("vllm_config",),
         "spark_overlay.attention.glue:attention_class",
         "vLLM's attention classes need FlashMLA or FlashInfer kernels (SM90, SM100, SM120 with "
-        "128-token pages); ours runs on every device",
+        "128-token pages); ours runs on every device, and attention/select.py says which serves",
+    ),
+    *(
+        Hook(
+            f"{backend}.get_supported_kernel_block_sizes",
+            ("kv_cache_spec",),
+            "spark_overlay.attention.stock:page_sizes",
+            "on SM12x vLLM offers pages of 128 only, which its own index kernels refuse there",
+        )
+        for backend in (
+            f"{_V41}.sparse_mla:DeepseekV4SparseMLABackend",
+            f"{_V41}.nvidia.flashinfer_sparse:DeepseekV4FlashInferMLASparseBackend",
+            "vllm.v1.attention.backends.mla.indexer:DeepseekV41IndexerBackend",
+        )
+    ),
+    Hook(
+        f"{_V41}.nvidia.flashinfer_sparse:compute_global_topk_indices_and_lens",
+        ("topk_indices", "token_to_req_indices", "block_table", "block_size", "is_valid_token"),
+        "spark_overlay.attention.stock:bounded_topk",
+        "vLLM loads the block table at any column an index names; beyond its width is no page",
+    ),
+    Hook(
+        f"{_V41}.nvidia.flashmla:DeepseekV4FlashMLAAttention._get_prefill_num_heads",
+        ("self",),
+        "spark_overlay.attention.stock:padded_prefill_heads",
+        "FlashMLA's prefill of 32 heads takes almost twice the time of 64 on SM90",
+        since=(0, 33),
     ),
     Hook(
         f"{_MODEL}:Engram",
@@ -176,6 +224,12 @@ HOOKS: tuple[Hook, ...] = (
         "spark_overlay.indexer.glue:SparkIndexerBackend",
         "vLLM offers the index cache 128-token pages only; the GB10's pages have 64",
     ),
+    Hook(
+        f"{_ATTENTION}:fused_indexer_q_rope_quant",
+        tuple(_INDEX_QUERIES.split()),
+        "spark_overlay.indexer.glue:fused_indexer_q_rope_quant",
+        "vLLM's kernel converts to float8e4nv, which Triton has from sm_89 on only",
+    ),
     *(
         Hook(
             f"{module}:get_max_prefill_buffer_size",
@@ -191,13 +245,39 @@ HOOKS: tuple[Hook, ...] = (
         "spark_overlay.memory.glue:safetensors_weights_iterator",
         "the checkpoint's page cache is memory that the GPU's driver cannot take back",
     ),
-    _mhc(_MODEL, "mhc_pre_delayed_tilelang", _PRE, "pre_delayed"),
-    _mhc(_MODEL, "mhc_post_tilelang", "x residual post_layer_mix comb_res_mix", "post"),
-    _mhc(_MODEL, "hc_collapse_triton", "x pre_mix", "collapse_streams"),
-    _mhc(_DRAFT, "mhc_post_tilelang", "x residual post_layer_mix comb_res_mix", "post"),
-    _mhc(_DRAFT, "hc_collapse_triton", "x pre_mix", "collapse_streams"),
-    _mhc(_MHC_OPS, "mhc_post_tilelang", "x residual post_layer_mix comb_res_mix", "post"),
-    _mhc(_MHC_OPS, "mhc_fused_post_pre_delayed_tilelang", _FUSED, "fused_post_pre_delayed"),
+    *(
+        hook
+        for device in ("cpu", "cuda")
+        for hook in (
+            _mhc(device, _MODEL, "mhc_pre_delayed_tilelang", _PRE, "pre_delayed"),
+            _mhc(device, _MODEL, "mhc_post_tilelang", _POST, "post"),
+            _mhc(device, _DRAFT, "mhc_post_tilelang", _POST, "post"),
+            _mhc(device, _MHC_OPS, "mhc_post_tilelang", _POST, "post"),
+            _mhc(
+                device,
+                _MHC_OPS,
+                "mhc_fused_post_pre_delayed_tilelang",
+                _FUSED,
+                "fused_post_pre_delayed",
+            ),
+        )
+    ),
+    _mhc("cpu", _MODEL, "hc_collapse_triton", "x pre_mix", "collapse_streams"),
+    _mhc("cpu", _DRAFT, "hc_collapse_triton", "x pre_mix", "collapse_streams"),
+    Hook(
+        f"{_ATTENTION}:indexer_k_norm_rope_store",
+        tuple(_KEYS.split()),
+        "spark_overlay.attention.inserts.ops:indexer_k_norm_rope_store",
+        _FP8_TYPE,
+        "cuda",
+    ),
+    Hook(
+        f"{_COMPRESSOR}:rope_quant_insert",
+        tuple(_LATENTS.split()),
+        "spark_overlay.attention.inserts.ops:rope_quant_insert",
+        _FP8_TYPE,
+        "cuda",
+    ),
     Hook(
         "vllm.model_executor.layers.fused_moe.router.cpu_router:biased_topk_cpu",
         tuple(
@@ -238,8 +318,7 @@ HOOKS: tuple[Hook, ...] = (
     ),
     _slow(
         f"{_ATTENTION}:indexer_k_norm_rope_store",
-        "k_pre positions cos_sin_cache rms_norm_weight rms_norm_eps k_cache kv_slot_mapping "
-        "compress_ratio use_fp4_cache",
+        _KEYS,
         "spark_overlay.cpu.glue:indexer_k_norm_rope_store",
     ),
     Hook(
@@ -257,7 +336,7 @@ HOOKS: tuple[Hook, ...] = (
     ),
     _slow(
         f"{_COMPRESSOR}:rope_quant_insert",
-        "latent positions cos_sin_cache kv_cache slot_mapping compress_ratio fp8_scale",
+        _LATENTS,
         "spark_overlay.cpu.glue:rope_quant_insert",
     ),
     Hook(
@@ -311,15 +390,18 @@ HOOKS: tuple[Hook, ...] = (
 
 
 def for_device(hooks: Iterable[Hook], device: str) -> list[Hook]:
-    """The hooks that apply on ``cpu`` or ``cuda``."""
-    return [hook for hook in hooks if hook.device in ("any", device)]
+    """The hooks that apply on ``cpu``, on ``cuda``, or on a GPU whose kernels of vLLM's own stay
+    (``stock``: arch.py)."""
+    return [hook for hook in hooks if hook.device in ("any", device) and hook.serves()]
 
 
 @cache
 def install(device: str) -> None:
     """Check all hooks of a device, then apply them. Once per process; raises HookError before any
     change if one does not fit."""
-    chosen = for_device(HOOKS, device)
+    chosen: list[Hook | StandIn] = [*for_device(HOOKS, device)]
+    if device == "cuda":
+        chosen += STAND_INS
     for hook in chosen:
         hook.check()
     for hook in chosen:

@@ -8,6 +8,8 @@ from __future__ import annotations
 from dataclasses import dataclass, fields
 from typing import Any, Literal, get_args
 
+from spark_overlay.attention.select import Kind
+
 EngramStore = Literal["file", "plain", "memory"]
 Sampling = Literal["official", "request"]
 
@@ -20,11 +22,13 @@ class OverlaySettings:
     ``engram_io_threads``: reads in flight of one table; ``engram_cache_gib``: rows kept in memory,
     for all tables of the rank; ``engram_stats_seconds``: between lines of read statistics, 0 none.
     ``api_sampling``: temperature and top_p of a chat as the official API has them, or as the
-    request names them. ``memory_drop_page_cache``: drop the checkpoint's page cache while and after
+    request names them. ``weights_prepared_dir``: where this rank's prepared file may lie.
+    ``memory_drop_page_cache``: drop the checkpoint's page cache while and after
     it is read. ``memory_release_tokens``: prompt length from which the allocator gives memory back
     between chunks while MemAvailable is under ``memory_release_below_gib`` (0: always), and with
     ``memory_release_at_end`` once when the prompt is done. ``indexer_prefill_factor``: prefill
-    workspace of the indexer in prompts of full length; None as vLLM has it, 40."""
+    workspace of the indexer in prompts of full length; None as vLLM has it, 40. ``attention``:
+    portable or stock, as OVERLAY_ATTENTION; None as attention/select.py chooses."""
 
     engram_dir: str | None = None
     engram_store: EngramStore = "file"
@@ -33,11 +37,13 @@ class OverlaySettings:
     engram_cache_gib: float = 0.0
     engram_stats_seconds: int = 0
     api_sampling: Sampling = "official"
+    weights_prepared_dir: str | None = None
     memory_drop_page_cache: bool = True
     memory_release_tokens: int = 8192
     memory_release_below_gib: float = 2.5
     memory_release_at_end: bool = False
     indexer_prefill_factor: int | None = None
+    attention: Kind | None = None
 
     @classmethod
     def parse(cls, raw: dict[str, Any]) -> OverlaySettings:
@@ -56,6 +62,11 @@ class OverlaySettings:
                     f"additional_config.spark_overlay.{name}: found {found!r}; "
                     f"needed one of {', '.join(get_args(kind))}"
                 )
+        if settings.attention not in (None, *get_args(Kind)):
+            raise ValueError(
+                f"additional_config.spark_overlay.attention: found {settings.attention!r}; "
+                f"needed one of {', '.join(get_args(Kind))}"
+            )
         for name in ("memory_drop_page_cache", "memory_release_at_end"):
             if not isinstance(found := getattr(settings, name), bool):
                 raise ValueError(

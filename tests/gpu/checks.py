@@ -14,8 +14,9 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from gpu import engines, engram_checks
+from gpu import attention_checks, engines, engram_checks
 from gpu.engines import ENGINES
+from gpu.said import TIE, Values, classes, parting
 
 #: Of a token's row: median and 90th percentile of ``|reference - vLLM| / |vLLM|`` of the streams a
 #: layer leaves. Its two sublayers' own answers are smaller than the streams, and so are their sums.
@@ -26,14 +27,9 @@ KL = 0.01
 SUBLAYER = 0.01
 #: A deliberate fault must show this many times the right error.
 SEEN = 3.0
-#: Where vLLM's two best tokens lie closer than this (nats), either is right.
-TIE = 0.3
-
 #: What computes packed linears and experts, whether the shared expert is among them.
 PACKED = ("exl3", "draft")
 KERNELS = ["spark_overlay.exl3.cuda.layers.Group", "spark_overlay.exl3.cuda.layers.Experts", True]
-
-Values = dict[str, Any]
 
 
 @dataclass(frozen=True)
@@ -302,30 +298,10 @@ def same_tokens(one: str, other: str) -> Callable[[Bench], tuple[bool, Values]]:
 
     def judge(bench: Bench) -> tuple[bool, Values]:
         first, second = (bench.answers[name]["replies"] for name in (one, other))
-        equal, parted = 0, []
-        for x, y in zip(first, second, strict=True):
-            same = [a == b for a, b in zip(x["tokens"], y["tokens"], strict=True)]
-            until = same.index(False) if False in same else len(same)
-            equal += until
-            if until < len(same):
-                best, next_best = sorted(x["logprobs"][until].values(), reverse=True)[:2]
-                parted.append({"at": until, "gap": round(best - next_best, 3)})
-        values = {
-            "tokens": sum(len(x["tokens"]) for x in first),
-            "equal_before_parting": equal,
-            "parted": parted,
-            "prompts": [len(p) for p in bench.prompts],
-        }
-        return bool(equal) and all(p["gap"] < TIE for p in parted), values
+        right, values = parting(first, second)
+        return right, {**values, "prompts": [len(p) for p in bench.prompts]}
 
     return judge
-
-
-def classes(bench: Bench, engine: str) -> Values:
-    """What computed, and how long it took, from the engine itself."""
-    answers = bench.answers[engine]
-    seconds = {name: round(value, 1) for name, value in answers["seconds"].items() if name != "_"}
-    return {"computed_by": answers["classes"][0], "engine_seconds": seconds}
 
 
 CHECKS: tuple[Check, ...] = (
@@ -359,6 +335,37 @@ CHECKS: tuple[Check, ...] = (
     Check("exl3-draft", ("exl3-draft",), 1,
           "the same with DSpark's draft ahead, in CUDA graphs, against the reference",
           captured(by_kernels(replies("exl3-draft"), "exl3-draft"), "exl3-draft")),
+    Check("portable-layers", ("portable-eager",), 8,
+          "the overlay's kernels in bf16, each layer against the reference fed alike",
+          attention_checks.by_class(layers("portable-eager"), "portable-eager")),
+    Check("portable-replies", ("portable-eager",), 1,
+          "their tokens and likelihoods against the reference, end to end",
+          replies("portable-eager")),
+    Check("asked-stock-layers", ("asked-stock-eager",), 8,
+          "vLLM's attention class under the overlay, each layer against the reference fed alike",
+          attention_checks.by_class(layers("asked-stock-eager"), "asked-stock-eager")),
+    Check("portable-stock", ("asked-stock-eager", "portable-eager"), 1,
+          "vLLM's attention class and ours say the same, up to a tie",
+          same_tokens("asked-stock-eager", "portable-eager")),
+    Check("portable-graphs", ("portable-graphs",), 1,
+          "decode steps in one CUDA graph each, against the reference",
+          attention_checks.by_class(replies("portable-graphs"), "portable-graphs")),
+    Check("portable-again", ("portable-graphs",), 1,
+          "after a cached beginning as from nothing, in a padded batch as alone",
+          attention_checks.again("portable-graphs")),
+    Check("portable-tokens", ("portable-eager", "portable-graphs"), 1,
+          "the same tokens eager and in CUDA graphs, up to a tie",
+          same_tokens("portable-eager", "portable-graphs")),
+    Check("portable-replay", ("portable-replay",), 1,
+          "decoder replay on, in CUDA graphs, against the reference that replays",
+          replayed("portable-replay")),
+    Check("portable-known", ("portable-draft",), 1,
+          "DSpark in whole graphs: what is known to follow, some of the draft accepted",
+          attention_checks.by_class(attention_checks.accepted("portable-draft"), "portable-draft")),
+    Check("portable-draft", ("asked-stock-draft", "portable-draft"), 1,
+          "as much of the draft accepted as with vLLM's class",
+          attention_checks.by_class(
+              attention_checks.accepted("asked-stock-draft", "portable-draft"), "portable-draft")),
     Check("engram-kernel", (), 25,
           "rows to bf16: every code under every scale, bit for bit; compiled for four GPUs",
           engram_checks.parts("kernel")),

@@ -17,6 +17,7 @@ TESTS = Path(__file__).resolve().parents[1]
 OVERLAY = TESTS.parent / "overlay"
 LOGPROBS = 64
 REPLY = 12
+KNOWN = 96  # tokens of a reply whose continuation is known
 Step = dict[str, Any]
 
 
@@ -27,10 +28,13 @@ class Engine:
 
     cold: int
     seconds: int
-    kind: Literal["plain", "exl3", "draft", "engram"] = "plain"
+    kind: Literal["plain", "exl3", "draft", "engram", "bigram"] = "plain"
     overlay: bool = False
+    attention: str = ""  # OVERLAY_ATTENTION
     taped: bool = False
     firsts: bool = False  # also the first token after each of many prompts
+    again: bool = False  # also the longest prompt anew and after a cached beginning, and a batch
+    drafts: bool = False  # replies of a known continuation, and what was drafted and accepted
     engram: bool = False  # both Engram layers in each step (see twin.py)
     options: Mapping[str, Any] = field(default_factory=dict)
 
@@ -48,8 +52,34 @@ DRAFTED = {
     },
     "speculative_config": {"method": "dspark", "num_speculative_tokens": 3},
 }
+#: The same with all of a decode step in one graph, as vLLM does unless told otherwise.
+DRAFTED_WHOLE = {**DRAFTED, "compilation_config": {"cudagraph_capture_sizes": [4, 8, 12, 16]}}
 NO_WARMUP = {"kernel_config": {"enable_jit_warmup": False}}
 CACHED = {"enable_prefix_caching": True}
+COUNTED = {"disable_log_stats": False}
+CHOSEN: Mapping[str, Mapping[str, Mapping[str, Any]]] = {
+    "portable": {
+        "eager": {"taped": True, "options": {**EXACT, **EAGER, **NO_WARMUP}},
+        "graphs": {"again": True, "options": {**EXACT, **GRAPHS, **NO_WARMUP, **CACHED}},
+        "replay": {
+            "firsts": True,
+            "options": {**GRAPHS, **NO_WARMUP, "max_num_batched_tokens": 2048},
+        },
+        "draft": {
+            "kind": "bigram",
+            "drafts": True,
+            "options": {**EXACT, **DRAFTED_WHOLE, **NO_WARMUP, **COUNTED},
+        },
+    },
+    "stock": {
+        "eager": {"taped": True, "options": {**EXACT, **EAGER, **NO_WARMUP}},
+        "draft": {
+            "kind": "bigram",
+            "drafts": True,
+            "options": {**EXACT, **DRAFTED_WHOLE, **NO_WARMUP, **COUNTED},
+        },
+    },
+}
 ENGINES: Mapping[str, Engine] = {
     "stock-eager": Engine(172, 49, taped=True, options={**EXACT, **EAGER}),
     "stock-graphs": Engine(173, 45, options={**EXACT, **GRAPHS}),
@@ -78,6 +108,17 @@ ENGINES: Mapping[str, Engine] = {
             ("graphs", {**CACHED, **GRAPHS}),
             ("pieces", {**CACHED, **PIECES}),
         )
+    },
+}
+#: The overlay in bf16 with each of its attention classes.
+ENGINES = {
+    **ENGINES,
+    **{
+        f"{'asked-' if choice == 'stock' else ''}{choice}-{name}": Engine(
+            190, 75, overlay=True, attention=choice, **how
+        )
+        for choice, those in CHOSEN.items()
+        for name, how in those.items()
     },
 }
 COMMON: Mapping[str, Any] = {
@@ -150,6 +191,22 @@ def steps(engine: Engine, text: Mapping[str, Any], tape: Path) -> list[Step]:
         generate("replies", asked),
         call("probe_rows", name="rows"),
     ]
+    if engine.drafts:
+        return [
+            call("probe_classes", name="classes"),
+            generate("replies", asked, KNOWN),
+            {**generate("batch", asked, KNOWN), "together": True},
+            {"do": "metrics", "name": "metrics"},
+        ]
+    if engine.again:
+        longest = asked[-1]
+        window = text["sliding_window"]
+        beginning = [*longest[:-window], *tokens(text, window + 30, 9)]
+        plan += [
+            {**generate("cold", [longest, beginning]), "keep_cache": False},
+            {**generate("warm", [longest, beginning]), "keep_cache": True},
+            {**generate("batch", asked[:3]), "together": True, "keep_cache": False},
+        ]
     if engine.firsts:
         plan.append(generate("firsts", many_prompts(text), 1))
     if engine.taped:
@@ -175,9 +232,17 @@ class EngineFailed(RuntimeError):
 
 
 def run(
-    name: str, text: Mapping[str, Any], model: Path, scratch: Path, *, cpu: bool, limit: float
+    name: str,
+    text: Mapping[str, Any],
+    model: Path,
+    scratch: Path,
+    *,
+    cpu: bool,
+    limit: float,
+    gpu: int | None = None,
 ) -> dict[str, Any]:
-    """One engine's answers. Raises EngineFailed with the end of its log."""
+    """One engine's answers, on the GPU of that number. Raises EngineFailed with the end of its
+    log."""
     engine = ENGINES[name]
     task, answers, log, tape = (
         scratch / f"{name}.{kind}" for kind in ("job", "json", "log", "safetensors")
@@ -195,7 +260,8 @@ def run(
         process = subprocess.Popen(
             [sys.executable, str(worker), str(task), str(answers)],
             stdout=out, stderr=subprocess.STDOUT, cwd=scratch,
-            env=environment(scratch, engine, cpu=cpu),
+            env=environment(scratch, engine, cpu=cpu)
+            | ({} if gpu is None else {"CUDA_VISIBLE_DEVICES": str(gpu)}),
         )  # fmt: skip
         try:
             status: int | str = process.wait(limit)
@@ -216,6 +282,8 @@ def environment(scratch: Path, engine: Engine, *, cpu: bool) -> dict[str, str]:
     Engram layers are compared, the engine finds the twins only."""
     paths = [str(TESTS), str(TESTS / "rehearsal"), str(OVERLAY)]
     more = {"VLLM_ENABLE_V1_MULTIPROCESSING": "0", "HF_HUB_OFFLINE": "1"}
+    if engine.attention and not cpu:
+        more["OVERLAY_ATTENTION"] = engine.attention
     if engine.overlay and not cpu:
         project = tomllib.loads((OVERLAY / "pyproject.toml").read_text())["project"]
         paths.append(str(entry_points(scratch, "spark_overlay", project["entry-points"])))

@@ -9,7 +9,7 @@ import signal
 import subprocess
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from gpu.served import Pair
@@ -134,38 +134,38 @@ def left_over(
 
 
 def fall(
-    make: Callable[[], Pair], role: Any, prompt: list[int], observe: float,
+    make: Callable[[], Pair], roles: Sequence[Any], prompt: list[int], observe: float,
     left: Callable[[], float],
 ) -> tuple[bool, Values]:  # fmt: skip
-    """Start, kill ``role``, look, stop, look for remains, start once more, ask the same."""
+    """Start; for each of ``roles``: kill it, look, stop, look for remains, start once more on the
+    same ports (a listener left behind would show) and ask the same."""
     before = gpu_used()
     pair = make()
-    values: Values = {"processes": 0}
+    values: Values = {}
+    right = True
     try:
         values["start_s"] = round(pair.start(max(1.0, left())), 1)
         first = pair.complete(prompt, 8)["tokens"]
-        known = members(pair)
-        values["processes"] = len(known)
-        values |= kill_and_look(pair, role, prompt, observe)
-        stopping = time.monotonic()
-        pair.stop()
-        values["stop_s"] = round(time.monotonic() - stopping, 2)
-        values["left_after_stop"] = left_over(pair, known, before)
-        # On the same ports: a listener left behind would show.
-        values["restart_s"] = round(pair.start(max(1.0, left())), 1)
-        again = pair.complete(prompt, 8)["tokens"]
+        for role in roles:
+            known = members(pair)
+            seen = values[role] = kill_and_look(pair, role, prompt, observe)
+            stopping = time.monotonic()
+            pair.stop()
+            seen["processes"] = len(known)
+            seen["stop_s"] = round(time.monotonic() - stopping, 2)
+            seen["left_after_stop"] = left_over(pair, known, before)
+            seen["restart_s"] = round(pair.start(max(1.0, left())), 1)
+            again = pair.complete(prompt, 8)["tokens"]
+            seen["same_tokens_after"] = first == again
+            right = right and bool(
+                seen["in_flight"]
+                and seen["seconds"].get(f"watch reports the {role}", SEEN) < SEEN
+                and seen["seconds"].get("ranks_verdict", SEEN) < SEEN
+                and len(first) == len(again) == 8
+                and seen["left_after_stop"]["nothing"]
+            )
         known = members(pair)
     finally:
         pair.stop()
-    values["same_tokens_after"] = first == again
     values["left_at_end"] = left_over(pair, known, before)
-    seen = values["seconds"]
-    right = (
-        values["in_flight"]
-        and seen.get(f"watch reports the {role}", SEEN) < SEEN
-        and seen.get("ranks_verdict", SEEN) < SEEN
-        and len(first) == len(again) == 8
-        and values["left_after_stop"]["nothing"]
-        and values["left_at_end"]["nothing"]
-    )
-    return right, values
+    return right and values["left_at_end"]["nothing"], values

@@ -29,11 +29,19 @@ from spark_overlay.headers import INDEX_NAME
 from spark_overlay.rehearsal import tokenizer
 from spark_overlay.rehearsal.shape import Linear, Native
 
-Kind = Literal["plain", "exl3", "draft", "engram", "served"]
+Kind = Literal["plain", "exl3", "draft", "engram", "served", "bigram"]
 PACKED = ("exl3", "draft", "served")
 #: Scale bytes of the tables, 2^-8 to 2^-6: over all finite codes rows come out around 1.
 SCALES = (119, 122)
+#: Deviation of the logits of a hidden state of unit size; the Markov head's logit of a successor in
+#: these: of 8192 random ones the largest lies at 3.9.
+HEAD_GAIN, MARKOV_GAIN = 3.0, 4.5
 DTYPES = {"BF16": torch.bfloat16, "F32": torch.float32}
+
+
+def successor(token: int, vocab: int) -> int:
+    """What the "bigram" kind says after ``token``: one cycle through all but 8 at each end."""
+    return 8 + (token - 8 + 101) % (vocab - 16)
 
 
 def text_of(name: str, kind: Kind) -> Mapping[str, Any]:
@@ -42,7 +50,7 @@ def text_of(name: str, kind: Kind) -> Mapping[str, Any]:
         return shape.with_engram(name)
     if kind == "served":  # all that the pair serves: packed, with a draft and n-gram tables
         return {**shape.with_engram(name), **shape.DRAFT}
-    return shape.with_draft(name) if kind == "draft" else shape.SHAPES[name]
+    return shape.with_draft(name) if kind in ("draft", "bigram") else shape.SHAPES[name]
 
 
 def make(out: Path, text: Mapping[str, Any], kind: Kind, seed: int, device: torch.device) -> int:
@@ -67,11 +75,13 @@ def make(out: Path, text: Mapping[str, Any], kind: Kind, seed: int, device: torc
             text["engram_layer_ids"], text.get("engram_num_embeddings", ()), strict=True
         )
     }
+    known = draw.bigram(text) if kind == "bigram" else {}
     weight_map: dict[str, str] = {}
     total = 0
     for number, part in enumerate(parts, 1):
         tensors = {name: t for item in part for name, t in draw.tensors(item, kind).items()}
         tensors |= tables.get(number, {})
+        tensors |= {name: known[name] for name in tensors if name in known}
         file = f"model-{number:05}-of-{len(parts):05}.safetensors"
         save_file(tensors, out / file, metadata={"format": "pt"})
         weight_map.update(dict.fromkeys(tensors, file))
@@ -121,6 +131,27 @@ class Draw:
         codes[(codes & 0x7F) == 0x7F] = 0
         scales = self.bytes(f"{name}.scale", (rows, dim // SCALE_GROUP), low, high)
         return {f"{name}.weight": codes.view(torch.float8_e4m3fn), f"{name}.scale": scales}
+
+    def bigram(self, text: Mapping[str, Any]) -> dict[str, Tensor]:
+        """The target says successor() of a token whatever its layers add: embeddings lie along
+        their successor's row of the head, in the Markov head's few dimensions. The draft's Markov
+        head is as loud as what its layers add, so that its attention decides which half of its
+        tokens is right."""
+        vocab, hidden, rank = (text[n] for n in ("vocab_size", "hidden_size", "dspark_markov_rank"))
+        rows = self.normal("bigram", (vocab, rank), 1.0)
+        rows = rows / rows.norm(dim=1, keepdim=True)
+        after = rows[[successor(token, vocab) for token in range(vocab)]]
+        wide = torch.zeros(2, vocab, hidden, device=self.device)
+        wide[0, :, :rank], wide[1, :, :rank] = HEAD_GAIN * rows, math.sqrt(hidden) * after
+        wide[1, text["dspark_noise_token_id"]] = 0
+        markov = f"mtp.{text['num_nextn_predict_layers'] - 1}.markov_head"
+        found = {
+            "head.weight": wide[0],
+            "embed.weight": wide[1],
+            f"{markov}.embed.weight": MARKOV_GAIN * after,
+            f"{markov}.head.weight": HEAD_GAIN * rows,
+        }
+        return {name: tensor.bfloat16().contiguous() for name, tensor in found.items()}
 
     def bytes(self, name: str, shape: tuple[int, ...], low: int, high: int) -> Tensor:
         return torch.randint(

@@ -10,8 +10,9 @@ import dataclasses
 import json
 import os
 import sys
+import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -247,11 +248,52 @@ def contexts(text: Mapping[str, Any]) -> list[list[int]]:
     return found
 
 
+class Quiet:
+    """Engines start and answer side by side and are timed one by one, none of the others working.
+
+    An engine leaves when it has answered what is not timed, or when it failed."""
+
+    def __init__(self, working: Iterable[str]) -> None:
+        self._working, self._timing = set(working), False
+        self._changed = threading.Condition()
+
+    def leave(self, name: str) -> None:
+        with self._changed:
+            self._working.discard(name)
+            self._changed.notify_all()
+
+    @contextmanager
+    def alone(self, name: str, limit: float) -> Iterator[None]:
+        """Raises ServedFailed if the others still work after ``limit`` seconds."""
+        self.leave(name)
+        with self._changed:
+            free = self._changed.wait_for(lambda: not self._working and not self._timing, limit)
+            if not free:
+                raise ServedFailed(f"{name} is not timed: others work after {limit:.0f} s")
+            self._timing = True
+        try:
+            yield
+        finally:
+            with self._changed:
+                self._timing = False
+                self._changed.notify_all()
+
+
 def ask(
     name: str, text: Mapping[str, Any], model: Path, scratch: Path, *, cpu: bool,
-    gpus: Sequence[int], left: Callable[[], float],
+    gpus: Sequence[int], left: Callable[[], float], quiet: Quiet,
 ) -> dict[str, Any]:  # fmt: skip
     """Everything one engine is asked; kept in ``scratch`` for a later call. Raises ServedFailed."""
+    try:
+        return _ask(name, text, model, scratch, cpu, gpus, left, quiet)
+    finally:
+        quiet.leave(name)
+
+
+def _ask(
+    name: str, text: Mapping[str, Any], model: Path, scratch: Path, cpu: bool,
+    gpus: Sequence[int], left: Callable[[], float], quiet: Quiet,
+) -> dict[str, Any]:  # fmt: skip
     kept = scratch / f"{name}.answers.json"
     if kept.is_file():
         found: dict[str, Any] = json.loads(kept.read_text())
@@ -271,10 +313,12 @@ def ask(
         }
         warm = engines.tokens(text, 12, 900)
         pair.complete(warm, SHORT, logprobs=False)
-        timed = {n: pair.complete(warm, n, logprobs=False)["seconds"] for n in (SHORT, LONG)}
-        pair.call("probe_collectives", True)
-        pair.complete(warm, LONG, logprobs=False)
-        answers["collectives"] = pair.call("probe_collectives", False)
+        with quiet.alone(name, max(1.0, left())):
+            lengths = (SHORT, LONG)
+            timed = {n: pair.complete(warm, n, logprobs=False)["seconds"] for n in lengths}
+            pair.call("probe_collectives", True)
+            pair.complete(warm, LONG, logprobs=False)
+            answers["collectives"] = pair.call("probe_collectives", False)
         answers["timed"] = {str(n): seconds for n, seconds in timed.items()}
         answers["engram"] = pair.call("probe_engram")
     answers["seconds"] = {"start": start, "whole": time.monotonic() - began}

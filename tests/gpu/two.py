@@ -24,12 +24,14 @@ if __package__ in (None, ""):
     sys.path[1:1] = [str(TESTS.parent / "overlay"), str(TESTS.parent)]
 
 from gpu import results, run
-from gpu.served import SERVED, ServedFailed, ask
+from gpu.served import SERVED, Quiet, ServedFailed, ask
 from gpu.shape import SHAPES
 from gpu.two_checks import CHECKS, KIND, Check, Two
 
 #: A rehearsal's engines and checks take a part of what is planned for a GPU that compiles.
 CPU_PART = 0.35
+#: A model and its cache take 12 GB of a GPU; a small machine has cores for one.
+AT_ONCE = {"cuda": 4, "cpu": 1}
 
 
 def chosen(names: Sequence[str], done: Iterable[str], world: int) -> list[Check]:
@@ -55,12 +57,12 @@ def listing() -> str:
     return "\n".join(lines)
 
 
-def turns(todo: Sequence[Check], seen: Iterable[str]) -> list[list[str]]:
-    """The engines still to ask, in turns: those of one rank side by side, two ranks alone."""
-    wanted = {name for check in todo for name in check.asks} - set(seen)
-    alone = [[name] for name in SERVED if name in wanted and SERVED[name].tp > 1]
-    beside = [name for name in SERVED if name in wanted and SERVED[name].tp == 1]
-    return ([beside] if beside else []) + alone
+def turns(todo: Sequence[Check], seen: Iterable[str], at_once: int) -> list[list[str]]:
+    """The engines still to ask, ``at_once`` side by side. Their starts take the time; what is timed
+    waits for the others (served.Quiet)."""
+    asked = {name for check in todo for name in check.asks} - set(seen)
+    wanted = [name for name in SERVED if name in asked]
+    return [wanted[at : at + at_once] for at in range(0, len(wanted), at_once)]
 
 
 def gpus_here(device: str) -> int:
@@ -78,6 +80,7 @@ def main() -> int:
     parser.add_argument("--commit", help="where git cannot say it")
     parser.add_argument("--world", type=int, choices=(1, 2), default=2, help="ranks at most")
     parser.add_argument("--limit", type=float, default=540, help="seconds for this call")
+    parser.add_argument("--at-once", type=int, choices=range(1, 5), help="engines side by side")
     parser.add_argument("--scratch", type=Path, help="model, answers and logs (default: in memory)")
     parser.add_argument("--keep-logs", type=Path, help="copy the ranks' logs there")
     parser.add_argument("--shape", choices=tuple(SHAPES), default="real")
@@ -167,13 +170,14 @@ def work(
             judge(check)
     failed = False
     gpus = tuple(range(args.world))
-    for turn in turns(todo, two.answers):
+    for turn in turns(todo, two.answers, args.at_once or AT_ONCE[args.device]):
         if not room(max(SERVED[name].seconds for name in turn), ", ".join(turn)):
             continue
+        quiet = Quiet(turn)
         with ThreadPoolExecutor(len(turn)) as pool:
             running = {
                 name: pool.submit(
-                    ask, name, text, folder, scratch, cpu=two.cpu, left=left,
+                    ask, name, text, folder, scratch, cpu=two.cpu, left=left, quiet=quiet,
                     gpus=gpus if SERVED[name].tp > 1 else (at % args.world,),
                 )
                 for at, name in enumerate(turn)

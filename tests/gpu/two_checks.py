@@ -19,7 +19,7 @@ KIND = "served"
 #: it does between two Sparks.
 BY_SOCKET = {"NCCL_P2P_DISABLE": "1", "NCCL_SHM_DISABLE": "1", "NCCL_NET": "Socket",
              "NCCL_SOCKET_IFNAME": "lo"}  # fmt: skip
-OBSERVE = {"cuda": 60.0, "cpu": 30.0}
+OBSERVE = {"cuda": 25.0, "cpu": 30.0}
 Judge = Callable[["Two"], tuple[bool, Values]]
 
 
@@ -215,17 +215,17 @@ def latency(name: str, two: Two) -> tuple[bool, Values]:
     return right, values
 
 
-def fallen(role: str, two: Two) -> tuple[bool, Values]:
-    """One rank of a serving pair killed (see fall.py); DSpark off, graphs on."""
-    place = two.scratch / f"fall-{role}"
+def fallen(two: Two) -> tuple[bool, Values]:
+    """The worker of a serving pair killed, then the head (see fall.py); DSpark off, graphs on."""
+    place = two.scratch / "fall"
     chosen = served.settings(place, draft=False, cpu=two.cpu)
     gpus = tuple(range(two.world))
     tp = two.world
     deployment = served.planned(chosen, two.model, place, tp=tp, cpu=two.cpu, gpus=gpus)
     prompt = engines.tokens(two.text, 12, 700)
-    return fall.fall(
-        lambda: served.Pair(deployment, place), role, prompt, OBSERVE[two.device], two.left
-    )
+    roles = ("worker", "head")[-tp:]
+    make = partial(served.Pair, deployment, place)
+    return fall.fall(make, roles, prompt, OBSERVE[two.device], two.left)
 
 
 def _gap(place: Mapping[str, float]) -> float:
@@ -261,8 +261,6 @@ CHECKS: tuple[Check, ...] = (
           partial(share, "tp2")),
     Check("share-tp2-draft", ("tp2-draft",), 1, 2, "the same with DSpark on",
           partial(share, "tp2-draft")),
-    Check("kill-worker", (), 270, 2, "the worker killed: the head, the launcher, a restart",
-          partial(fallen, "worker")),
-    Check("kill-head", (), 270, 1, "the head killed: the worker, the launcher, a restart",
-          partial(fallen, "head")),
+    Check("kill", (), 300, 1, "worker, then head killed: the other, the launcher, a restart",
+          fallen),
 )  # fmt: skip

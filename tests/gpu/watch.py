@@ -27,6 +27,7 @@ class GpuProbe(Probe):
             "runner": _name(self.model_runner),
             "kernels": _kernels(layer),
             "graphs": _graphs(),
+            "whole_graphs": len(getattr(self.model_runner.cudagraph_manager, "graphs", ())),
             "switches": {name: os.environ[name] for name in SWITCHES if name in os.environ},
             "replay": None if replay is None else _name(replay),
         }

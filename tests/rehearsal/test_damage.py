@@ -22,6 +22,7 @@ from spark_overlay.exl3.format import Exl3FormatError
 from spark_overlay.exl3.linear import Exl3LinearMethod
 from spark_overlay.exl3.loading import PackedLoader
 from spark_overlay.headers import INDEX_NAME
+from spark_overlay.loading.stream import stream
 
 pytestmark = pytest.mark.rehearsal
 
@@ -47,9 +48,9 @@ def load(model: Path, *, rows: int = 128, columns: int = 4096, tp: int = 1) -> n
     method = Exl3LinearMethod(shards)
     method.create_weights(layer, rows, [columns // tp], rows, columns, torch.bfloat16)
     loader = PackedLoader(layer, config.tensors)
-    for file in sorted(model.glob("model-*.safetensors")):
-        for _ in loader.take(load_file(file).items()):
-            pass
+    wanted = loader.wanted(sorted(model.glob("model-*.safetensors")))
+    for _ in stream(wanted, loader.device, size=1 << 16):
+        pass
     loader.finish()
     return layer
 

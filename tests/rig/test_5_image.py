@@ -199,17 +199,12 @@ def test_a_registry_is_asked_for_the_stamp_before_anything_large(kit: HeadClone)
 def test_a_copy_that_is_cut_is_gone_on_with(kit: HeadClone) -> None:
     rig = kit.rig
     remove(kit, rig.worker)
-    port = rig.port(rig.worker)
-    slow = ("root", "tbf", "rate", "80mbit", "burst", "256k", "latency", "100ms")
-    rig.driver("tc", "qdisc", "add", "dev", port, *slow)
-    try:
+    with slowly(kit):
         checks(kit, head={"dies": 3})
         command = kit.begin("start")
         there = arriving(kit, command)
         rig.worker.sshd_stop()  # its connections too
         ran = command.wait(60)
-    finally:
-        rig.driver("tc", "qdisc", "del", "dev", port, "root")
     assert ran.status == 1, ran.said
     assert "the copy to the worker broke off" in ran.err and "goes on where" in ran.err, ran.said
     assert tags(rig.worker) == {stub_image.NAME}
@@ -226,12 +221,25 @@ def test_a_copy_that_is_cut_is_gone_on_with(kit: HeadClone) -> None:
     assert sent(rig.head) - before < size - kept / 2, (size, kept)
 
 
-def arriving(kit: HeadClone, command: Command) -> int:
+@contextlib.contextmanager
+def slowly(kit: HeadClone) -> Iterator[None]:
+    """Ten megabytes a second to the worker."""
+    rig = kit.rig
+    port = rig.port(rig.worker)
+    slow = ("root", "tbf", "rate", "80mbit", "burst", "256k", "latency", "100ms")
+    rig.driver("tc", "qdisc", "add", "dev", port, *slow)
+    try:
+        yield
+    finally:
+        rig.driver("tc", "qdisc", "del", "dev", port, "root")
+
+
+def arriving(kit: HeadClone, command: Command, at: str = SHIPPED) -> int:
     """Bytes on the worker, once some megabytes are."""
     end = time.monotonic() + 60
     while time.monotonic() < end and command.process.poll() is None:
         with contextlib.suppress(OSError):
-            size = kit.rig.worker.path(SHIPPED).stat().st_size
+            size = kit.rig.worker.path(at).stat().st_size
             if size > 4 << 20:
                 return size
         time.sleep(0.05)
@@ -257,6 +265,19 @@ def test_a_disk_that_is_full_on_either_side_and_a_stream_without_one(kit: HeadCl
             assert f"the {node} has 0.0 GiB free in {little}" in ran.err, ran.said
             assert f"set {key} in .env to another disk; IMAGE_SHIP=stream" in ran.err, ran.said
         assert image(kit.rig.worker) is None
+        # Room that somebody else takes while the image is on its way.
+        kit.rig.worker.run("mount", "-o", "remount,size=2g", little)
+        with slowly(kit):
+            checks(kit, head={"dies": 3})
+            kit.env({**ASKED, "WORKER_IMAGE_SHIP_DIR": little})
+            command = kit.begin("start")
+            arriving(kit, command, f"{little}/dsv41-ship/{SHIPPED.rpartition('/')[2]}")
+            kit.rig.worker.run("mount", "-o", "remount,size=8m", little)
+            ran = command.wait(60)
+        assert ran.status == 1, ran.said
+        assert f"the worker's {little}/dsv41-ship is full" in ran.err, ran.said
+        assert "WORKER_IMAGE_SHIP_DIR in .env to another disk" in ran.err, ran.said
+        assert image(kit.rig.worker) is None and tags(kit.rig.worker) == {stub_image.NAME}
         ran = image_only(kit, WORKER_IMAGE_SHIP_DIR=little, IMAGE_SHIP="auto")
         assert "it is streamed" in ran.err and "streaming the image" in ran.out, ran.said
         assert layers(kit.rig.worker) == layers(kit.rig.head) != []

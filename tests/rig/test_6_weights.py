@@ -32,6 +32,7 @@ START = 90.0
 FAR = ".cache/of-the-sync"
 LARGE = "tokenizer_large.bin"
 SIZE = 48 << 20
+ANOTHER, NOBODY = (f"{WORKER.address.rpartition('.')[0]}.{n}" for n in (12, 77))
 SETTINGS: dict[str, str | None] = {
     "SKIP_SYNC": "0",
     "DSV41_BOOT_SHAPE_WARMUP": "0",
@@ -135,6 +136,54 @@ def test_rsync_cut_by_the_cable_goes_on_and_wrong_bytes_are_found(
     assert f"{LARGE} has the right size and other bytes" in ran.err, ran.said
     assert sums(rig.worker, model) == sums(rig.head, f"{syncing.at}/model")
     assert Pair.of(syncing).launch_id != served.launch_id
+
+    # Other bytes of the same size and time are found by nobody who remembers; FORCE_SYNC compares.
+    silent = damage + "; f.close(); os.utime(os.sys.argv[1], ns=tuple(map(int, os.sys.argv[2:])))"
+    when = rig.worker.path(large).stat().st_mtime_ns
+    rig.worker.run("/usr/bin/python3", "-c", silent, large, str(when), str(when))
+    again = syncing.start("start", timeout=START)
+    assert again.status == 0 and "weights (on the worker" in again.out, again.said
+    assert sums(rig.worker, model) != sums(rig.head, f"{syncing.at}/model")
+    ran = syncing.start("start", "--set", "FORCE_SYNC=1", timeout=START)
+    assert ran.status == 0 and "copied, every checksum is right" in ran.out, ran.said
+    assert sums(rig.worker, model) == sums(rig.head, f"{syncing.at}/model")
+
+
+def test_a_disk_of_the_worker_that_fills_amid_the_copy_is_told_and_gone_on_with(
+    syncing: HeadClone, slow: None
+) -> None:
+    rig, far = syncing.rig, f"{USER.home}/{FAR}"
+    rig.worker.run("mkdir", "-p", far)
+    rig.worker.run("mount", "-t", "tmpfs", "-o", "size=2g,mode=1777", "far", far)
+    large = f"{far}/model/{LARGE}"
+    try:
+        command = syncing.begin("start")
+        end = time.monotonic() + 40
+        while size(rig.worker, large) < 2 << 20:
+            assert time.monotonic() < end and command.process.poll() is None, command.said()
+            time.sleep(0.1)
+        rig.worker.run("mount", "-o", "remount,size=8m", far)  # somebody else's files, as it were
+        ran = command.wait(80)
+        assert ran.status == 1 and "No space left on device" in ran.err, ran.said
+        assert f"free some space on the worker: df -h {far}/model" in ran.err, ran.said
+        assert "./start.sh again goes on with what is there" in ran.err, ran.said
+        assert syncing.containers() == {}
+        ran = syncing.start("start", timeout=START)  # before it is tried again
+        assert ran.status == 1 and "needed:" in ran.err and "do next: free some" in ran.err, (
+            ran.said
+        )
+        rig.worker.run("mount", "-o", "remount,size=2g", far)
+        rig.driver("tc", "qdisc", "del", "dev", rig.port(rig.worker), "root")
+        there = size(rig.worker, large)
+        assert 2 << 20 <= there < SIZE
+        ran = syncing.start("start", timeout=START)
+        assert ran.status == 0, ran.said
+        told = re.search(r"([0-9.]+) MB to copy", ran.out)
+        assert told and float(told[1]) <= (SIZE - there) / 1e6 + 0.1, (there, ran.said)
+        assert sums(rig.worker, f"{far}/model") == sums(rig.head, f"{syncing.at}/model")
+    finally:
+        rig.worker.remove_containers()
+        rig.worker.run("umount", "-l", far)
 
 
 def listening(node: Node, name: str) -> str:
@@ -280,7 +329,9 @@ def pools(syncing: HeadClone) -> Iterator[HeadClone]:
         )
         node.run("sh", "-c", ready)
         node.run("zpool", "create", "models", "/var/lib/docker/pool.img")
+    rig.worker.ip("addr", "add", f"{ANOTHER}/24", "dev", WORKER.interface)
     yield syncing
+    rig.worker.ip("addr", "del", f"{ANOTHER}/24", "dev", WORKER.interface)
     for node in (rig.head, rig.worker):
         node.run("zpool", "destroy", "models", check=False)
         node.end(node.called("zfs-fuse"))
@@ -307,24 +358,36 @@ def test_zfs_sends_all_then_what_changed_and_takes_back_what_was_touched(pools: 
             head.write(f"{sources[role]}/{name}", data)
     head.write(f"{sources['model']}/{LARGE}", os.urandom(8 << 20))
 
-    def job() -> tuple[int, str]:
+    def job(*settings: str) -> tuple[int, str]:
         python = str(HERE.parents[1] / ".venv" / "bin" / "python")
-        words = [python, str(HERE / "zfs_job.py"), str(HERE.parents[1]), json.dumps(told)]
-        done = head.run(*words, check=False)
+        asked = json.dumps({**told, "set": settings})
+        words = [python, str(HERE / "zfs_job.py"), str(HERE.parents[1]), asked]
+        done = head.run(*words, check=False, timeout=180)
         return done.status, done.said
 
-    status, said = job()
+    def snapshots(node: Node) -> list[str]:
+        return node.run("zfs", "list", "-H", "-t", "snapshot", "-o", "name").out.split()
+
+    # By the worker's second address: it is still the worker, whose host key is known.
+    status, said = job(f"ZFS_WORKER_IP={NOBODY}")
+    assert status == 1 and f"connect to host {NOBODY} port 22" in said, said
+    assert snapshots(head) == []  # of a send that failed nothing stays
+    status, said = job(f"ZFS_WORKER_IP={ANOTHER}")
     assert status == 0 and said.count("all of it") == 2, said
     assert sums(worker, targets["model"]) == sums(head, sources["model"])
 
     head.write(f"{sources['model']}/{LARGE}", os.urandom(9 << 20))
     worker.run("zfs", "set", "readonly=off", "models/dsv41-exl3")
     worker.run("sh", "-c", f"echo touched >>{targets['model']}/config.json")
-    status, said = job()
+    # By a destination of its own, which must be known by its own name.
+    status, said = job(f"ZFS_SSH=root@{ANOTHER}")
+    assert status == 1 and "Host key verification failed" in said, said
+    known = head.read("/root/.ssh/known_hosts")
+    head.write("/root/.ssh/known_hosts", known + f"{ANOTHER} {worker.host_key}\n", 0o600)
+    status, said = job(f"ZFS_SSH=root@{ANOTHER}", f"ZFS_WORKER_IP={NOBODY}")
     assert status == 0 and said.count("what changed since dsv41-sync-") == 2, said
     assert sums(worker, targets["model"]) == sums(head, sources["model"])
-    kept = worker.run("zfs", "list", "-H", "-t", "snapshot", "-o", "name").out.split()
-    assert len(kept) == 2, kept  # one of each dataset
+    assert len(snapshots(worker)) == 2, snapshots(worker)  # one of each dataset
 
     for node in (head, worker):  # a dataset with nothing in common is not written over
         snapshot = node.run("zfs", "list", "-H", "-r", "-t", "snapshot", "-o", "name",

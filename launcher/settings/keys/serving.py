@@ -152,6 +152,15 @@ KEYS = (
         " on any number of streams",
     ),
     Setting(
+        "OVERLAY_ATTENTION",
+        "serving",
+        "choice",
+        "",
+        "attention on both GPUs; portable: the overlay's kernels; stock: vLLM's class (on a GB10"
+        " FlashInfer); empty: what ./start.sh tune recorded, else stock where FlashInfer is",
+        choices=("", "portable", "stock"),
+    ),
+    Setting(
         "GLM53_SPINWAIT_MS",
         "serving",
         "stock or integer",

@@ -3,16 +3,23 @@
 
 #include <cstdarg>
 #include <cstdio>
+#include <cstdlib>
 
 #include "dense.cuh"
 #include "experts.cuh"
+#include "fault.hpp"
 #include "launch.hpp"
 
 namespace {
 
-using namespace exl3;
-
 thread_local char message[512] = "";
+#ifdef EXL3_TRACE
+long long *tracer = nullptr;
+#endif
+
+} // namespace
+
+namespace exl3 {
 
 int refuse(int status, const char *format, ...) {
     va_list args;
@@ -27,14 +34,20 @@ int done(cudaError_t error, const char *what) {
     return refuse(EXL3_CUDA, "%s: %s", what, cudaGetErrorString(error));
 }
 
-int ceil_div(int a, int b) { return (a + b - 1) / b; }
-int64_t round_up(int64_t bytes) { return (bytes + 255) / 256 * 256; }
-
 bool legal_rate(int k2, int codebook) {
     if (codebook < EXL3_MUL1 || codebook > EXL3_3INST) return false;
     if (k2 % 2) return codebook == EXL3_MUL1 && (k2 == 3 || k2 == 5 || k2 == 7);
     return k2 >= 2 && k2 <= 16;
 }
+
+} // namespace exl3
+
+namespace {
+
+using namespace exl3;
+
+int ceil_div(int a, int b) { return (a + b - 1) / b; }
+int64_t round_up(int64_t bytes) { return (bytes + 255) / 256 * 256; }
 
 bool aligned(const void *at, uintptr_t to) { return reinterpret_cast<uintptr_t>(at) % to == 0; }
 
@@ -63,13 +76,18 @@ void stand_both(Stand (&stand)[2], int warps, int chunks, int width) {
     stand[1] = stand_of(warps, (width - 1) % chunks + 1);
 }
 
-/* Rows of B's inputs in shared memory, padded, and a place of zeros. */
-int act_bytes(int inter_blocks, int nb) { return 8 * nb * (inter_blocks * 256 + 32) + 32; }
+/* Eight rows of B's inputs in shared memory, padded. */
+int act_bytes(int blocks) { return 8 * (blocks * 256 + 32); }
 
+/* Whether launches start before what is in front of them has ended. Measured on sm_90; sm_100 is its
+ * like. On sm_120 others saw captures of graphs fail with it: not there, unless it is asked for. */
 bool starts_early() {
+    static const char *const asked = std::getenv("SPARK_EXL3_EARLY");
     int device = 0, major = 0;
-    return cudaGetDevice(&device) == cudaSuccess &&
-           cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device) == cudaSuccess && major >= 9;
+    if (cudaGetDevice(&device) != cudaSuccess ||
+        cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device) != cudaSuccess)
+        return false;
+    return asked ? major >= 9 && asked[0] == '1' : major == 9 || major == 10;
 }
 
 struct Need {
@@ -121,7 +139,7 @@ int group_need(const exl3_shard *shards, int count, int rows, int warps, Need &n
 
 struct ExpertsNeed {
     int64_t partial, act, out, counters_a, counters_b;
-    int splits, groups_a, groups_b, ring, nb, shared_a, shared_b;
+    int splits_a, splits_b, groups_a, groups_b, ring, shared_a, shared_b;
 };
 
 int experts_need(const exl3_experts_args &a, ExpertsNeed &need) {
@@ -139,34 +157,32 @@ int experts_need(const exl3_experts_args &a, ExpertsNeed &need) {
         return refuse(EXL3_BAD_ARGUMENT, "y_dtype %d; 0 (bf16) or 1 (fp32)", a.y_dtype);
     if (a.a_warps < 1 || a.a_warps > EXL3_MAX_WARPS || a.b_warps < 1 || a.b_warps > EXL3_MAX_WARPS ||
         a.a_chunks < 1 || a.a_chunks > a.a_warps || a.b_chunks < 1 || a.b_chunks > a.b_warps ||
-        a.a_kblocks < 1 || a.a_kblocks > 16)
+        a.a_kblocks < 1 || a.a_kblocks > 16 || a.b_kblocks < 1 || a.b_kblocks > 32)
         return refuse(EXL3_BAD_ARGUMENT,
-                      "plan of %d and %d warps, %d and %d chunks, %d k-blocks; 1 to %d warps, 1 to warps, 1 to 16",
-                      a.a_warps, a.b_warps, a.a_chunks, a.b_chunks, a.a_kblocks, EXL3_MAX_WARPS);
+                      "plan of %d and %d warps, %d and %d chunks, %d and %d k-blocks; 1 to %d warps, 1 to warps, 1 to 16 "
+                      "and 1 to 32",
+                      a.a_warps, a.b_warps, a.a_chunks, a.b_chunks, a.a_kblocks, a.b_kblocks, EXL3_MAX_WARPS);
     need = ExpertsNeed{};
     const int slots = a.tokens * a.topk;
     const int64_t rows = slots + (a.shared ? a.tokens : 0);
     const int hidden = a.hidden / 128, inter = a.inter / 128;
-    need.splits = ceil_div(hidden, a.a_kblocks);
+    need.splits_a = ceil_div(hidden, a.a_kblocks);
+    need.splits_b = ceil_div(inter, a.b_kblocks);
     need.groups_a = ceil_div(inter, a.a_chunks);
     need.groups_b = ceil_div(hidden, a.b_chunks);
-    need.partial = round_up(rows * 2 * need.splits * a.inter * 4);
+    need.partial = round_up(rows * 2 * need.splits_a * a.inter * 4);
     need.act = round_up(rows * a.inter * 2);
-    need.out = round_up(rows * a.hidden * 4);
+    need.out = round_up(rows * need.splits_b * a.hidden * 4);
     need.counters_a = static_cast<int64_t>(slots + a.shared) * need.groups_a;
     need.counters_b = need.groups_b;
     need.ring = ring_of(a.max_k2);
-    /* An expert has at most one row a token, if no token chose one twice: passes of 16 rows pay
-       from 9 on. */
-    for (need.nb = a.tokens <= 8 ? 1 : 2; need.nb >= 1; --need.nb) {
-        const int most = a.a_kblocks < hidden ? a.a_kblocks : hidden;
-        need.shared_a = shared_bytes(a.a_warps, need.ring, most * block_bytes(need.nb));
-        need.shared_b = shared_bytes(a.b_warps, need.ring, act_bytes(inter, need.nb));
-        if (need.shared_a <= MOST_SHARED && need.shared_b <= MOST_SHARED) return EXL3_OK;
-    }
+    const auto least = [](int x, int y) { return x < y ? x : y; };
+    need.shared_a = shared_bytes(a.a_warps, need.ring, least(a.a_kblocks, hidden) * block_bytes(1));
+    need.shared_b = shared_bytes(a.b_warps, need.ring, act_bytes(least(a.b_kblocks, inter)));
+    if (need.shared_a <= MOST_SHARED && need.shared_b <= MOST_SHARED) return EXL3_OK;
     return refuse(EXL3_BAD_ARGUMENT,
-                  "max_k2 %d, inter %d, %d and %d warps, %d k-blocks need %d and %d bytes of shared memory; %d at most",
-                  a.max_k2, a.inter, a.a_warps, a.b_warps, a.a_kblocks, need.shared_a, need.shared_b, MOST_SHARED);
+                  "max_k2 %d, %d and %d warps, %d and %d k-blocks need %d and %d bytes of shared memory; %d at most",
+                  a.max_k2, a.a_warps, a.b_warps, a.a_kblocks, a.b_kblocks, need.shared_a, need.shared_b, MOST_SHARED);
 }
 
 } // namespace
@@ -174,6 +190,9 @@ int experts_need(const exl3_experts_args &a, ExpertsNeed &need) {
 extern "C" {
 
 int exl3_abi(void) { return EXL3_ABI; }
+#ifdef EXL3_TRACE
+EXL3_API void exl3_set_trace(void *at) { tracer = static_cast<long long *>(at); }
+#endif
 
 const char *exl3_error(void) { return message; }
 
@@ -253,7 +272,8 @@ int exl3_group(const exl3_shard *shards, int32_t count, int32_t rows, int32_t wa
         counter += need.passes * d.groups;
         first += d.groups * d.splits;
     }
-    return done(launch_dense(p, need.nb, need.ctas, need.shared, static_cast<cudaStream_t>(stream)), "exl3_group");
+    const auto on = static_cast<cudaStream_t>(stream);
+    return done(launch_dense(p, need.nb, need.ctas, need.shared, starts_early(), on), "exl3_group");
 }
 
 int exl3_experts_need(const exl3_experts_args *args, int64_t *scratch_bytes, int64_t *counters) {
@@ -313,17 +333,27 @@ int exl3_experts(const exl3_experts_args *args, void *scratch, int64_t scratch_b
     p.chunks = a.a_chunks;
     p.groups = need.groups_a;
     p.kblocks = a.a_kblocks;
-    p.splits = need.splits;
+    p.splits = need.splits_a;
     p.by_topk = static_cast<uint32_t>((65536 + a.topk - 1) / a.topk);
     stand_both(p.stand, a.a_warps, a.a_chunks, p.inter_blocks);
     const auto on = static_cast<cudaStream_t>(stream);
-    if (const int status = done(launch_experts_a(p, need.nb, need.shared_a, on), "exl3_experts, gate and up"))
+    const bool early = starts_early();
+#ifdef EXL3_TRACE
+    p.trace = tracer;
+#endif
+    if (const int status = done(launch_experts_a(p, need.shared_a, early, on), "exl3_experts, gate and up"))
         return status;
+#ifdef EXL3_TRACE
+    if (tracer) p.trace = tracer + 20 * 2 * p.groups * p.splits * (p.slots + p.shared);
+#endif
     p.warps = a.b_warps;
     p.chunks = a.b_chunks;
     p.groups = need.groups_b;
+    p.kblocks = a.b_kblocks;
+    p.splits = need.splits_b;
+    p.by_splits = static_cast<uint32_t>((65536 + p.splits - 1) / p.splits);
     stand_both(p.stand, a.b_warps, a.b_chunks, p.hidden_blocks);
-    return done(launch_experts_b(p, need.nb, need.shared_b, starts_early(), on), "exl3_experts, down");
+    return done(launch_experts_b(p, need.shared_b, early, on), "exl3_experts, down");
 }
 
 } // extern "C"

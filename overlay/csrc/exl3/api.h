@@ -5,6 +5,11 @@
  * a graph and any number of streams may run at once, each with its own scratch and counters.
  * A result depends on the arguments alone: sums run in a fixed order, whichever CTA comes last.
  *
+ * Programmatic dependent launch: on GPUs of 9.x and 10.x a launch may start while the kernel before it
+ * on the stream ends, and lets the next one do so; it waits for that end before it reads or writes
+ * anything (prefetches into L2 aside). SPARK_EXL3_EARLY=0 or 1 in the environment, read once, forbids
+ * it or asks for it on 12.x, too.
+ *
  * A status other than EXL3_OK means nothing was launched (or CUDA refused the launch);
  * exl3_error() says what was found and what was needed.
  *
@@ -23,7 +28,7 @@
 extern "C" {
 #endif
 
-#define EXL3_ABI 1
+#define EXL3_ABI 2
 #define EXL3_API __attribute__((visibility("default")))
 
 enum { EXL3_OK = 0, EXL3_BAD_ARGUMENT = 1, EXL3_CUDA = 2 };
@@ -102,12 +107,13 @@ EXL3_API int exl3_group(const exl3_shard *shards /* host */, int32_t count, int3
  * An id stands for entry id - first_id; ids outside [first_id, first_id + experts) contribute
  * nothing (a token with no valid id gets zeros, plus the shared expert's part).
  *
- * Where the chip can (9.0 and newer), launch B may start while A ends (programmatic dependent launch):
- * it fetches its first weights and then waits for A's end before it reads what A wrote.
+ * Launch A may start while the kernel before it on the stream ends, and B while A ends (see above).
+ * A waits for that end before it reads or writes anything; B finds its rows and fetches its first
+ * weights, then waits for A's.
  *
  * Plan: launch A (gate, up) has a_warps warps in a_chunks x (a_warps / a_chunks) and takes
  * a_kblocks (<= 16) k-blocks of `hidden` at a time; launch B (down) has b_warps and b_chunks and
- * always takes all of `inter`. */
+ * takes b_kblocks of `inter`. */
 typedef struct {
     const void *x;          /* bf16 [tokens, hidden] */
     int64_t x_stride;       /* elements, a multiple of 4 */
@@ -123,7 +129,7 @@ typedef struct {
     int32_t first_id;
     int32_t shared;         /* 1: table entry `experts` serves every token; else 0 */
     int32_t hidden;
-    int32_t inter;          /* at most 4096, and as far as shared memory goes */
+    int32_t inter;          /* at most 4096 */
     int32_t y_dtype;
     int32_t max_k2;         /* the largest k2 in the table: sizes shared memory */
     float limit;            /* L; <= 0: no clamp */
@@ -132,11 +138,13 @@ typedef struct {
     int32_t a_kblocks;
     int32_t b_warps;
     int32_t b_chunks;
+    int32_t b_kblocks;
 } exl3_experts_args;
 
 /* Host function, pure; pointers are not looked at. With slots = tokens * topk, S = slots +
- * (shared ? tokens : 0), splits = ceil((hidden/128) / a_kblocks), each term rounded up to 256:
- *   scratch_bytes = S * 2 * splits * inter * 4  +  S * inter * 2  +  S * hidden * 4
+ * (shared ? tokens : 0), a_splits = ceil((hidden/128) / a_kblocks), b_splits = ceil((inter/128) /
+ * b_kblocks), each term rounded up to 256:
+ *   scratch_bytes = S * 2 * a_splits * inter * 4  +  S * inter * 2  +  S * b_splits * hidden * 4
  *   counters      = (slots + shared) * ceil((inter/128) / a_chunks) + ceil((hidden/128) / b_chunks)
  */
 EXL3_API int exl3_experts_need(const exl3_experts_args *args /* host */,

@@ -79,59 +79,59 @@ __device__ __forceinline__ void scale_four(uint2 x, uint2 scale, uint32_t &a, ui
     b = pack_half(__uint_as_float(x.y << 16) * s1.x, __uint_as_float(x.y & 0xffff0000u) * s1.y);
 }
 
-/* One k-block of up to 8 * NB rows, H(x * suh) as operands in `out` (block_bytes(NB)). `rows` are
- * the lane's rows (lane / 4, and that + 8) at the block's first element, NULL for rows that are not
- * there: those are zero. */
-template <int NB>
-__device__ __forceinline__ void rotate_block(const __nv_bfloat16 *const (&rows)[NB], int64_t offset,
-                                             const __half *suh, int lane, uint32_t *out) {
+/* Rows (at most 8 * NB of them) of `blocks` k-blocks, H(x * suh) as operands in `out` (block_bytes(NB)
+ * a block). Eight pairs of a row and a k-block at a time, whichever they are: a warp then does as
+ * much for one row of eight blocks as for eight rows of one. `row_at` gives a row's first element.
+ * Operands of rows that are not there are not written: what they hold reaches their own sums only. */
+template <int NB, typename RowAt>
+__device__ __forceinline__ void rotate_rows(const RowAt &row_at, int rows, int blocks, const __half *suh,
+                                            int warp, int warps, int lane, uint32_t *out) {
     const Hadamard16 had(lane);
-    const int q = lane & 3;
-    uint32_t a[8][4];
-#pragma unroll
-    for (int hi = 0; hi < 8; ++hi) {
-        const uint2 scale = __ldg(reinterpret_cast<const uint2 *>(suh + 16 * hi + 4 * q));
-#pragma unroll
-        for (int nb = 0; nb < 2; ++nb) {
-            uint2 x = make_uint2(0u, 0u);
-            if (nb < NB && rows[nb % NB])
-                x = *reinterpret_cast<const uint2 *>(rows[nb % NB] + offset + 16 * hi + 4 * q);
-            if (nb < NB)
-                scale_four(x, scale, a[hi][nb], a[hi][nb + 2]);
-            else
-                a[hi][nb] = a[hi][nb + 2] = 0u;
-        }
-    }
-    uint32_t first[8][NB];
-#pragma unroll
-    for (int half = 0; half < 2; ++half) {
-        float d[8][4];
+    const int q = lane & 3, pairs = rows * blocks;
+    const uint32_t by_rows = (65535u + static_cast<uint32_t>(rows)) / static_cast<uint32_t>(rows);
+    for (int from = 8 * warp; from < pairs; from += 8 * warps) {
+        const int pair = from + (lane >> 2);
+        const bool there = pair < pairs;
+        const int block = there ? static_cast<int>(divide(pair, by_rows)) : 0, row = there ? pair - block * rows : 0;
+        const __nv_bfloat16 *const x = row_at(row) + 128 * block + 4 * q;
+        const __half *const scales = suh + 128 * block + 4 * q;
+        uint32_t a[8][4];
 #pragma unroll
         for (int hi = 0; hi < 8; ++hi) {
-            d[hi][0] = d[hi][1] = d[hi][2] = d[hi][3] = 0.0f;
-            mma(d[hi], a[hi], had.b[half][0], had.b[half][1]);
+            const uint2 scale = __ldg(reinterpret_cast<const uint2 *>(scales + 16 * hi));
+            scale_four(__ldcg(reinterpret_cast<const uint2 *>(x + 16 * hi)), scale, a[hi][0], a[hi][2]);
+            a[hi][1] = a[hi][3] = 0u;
         }
+        uint2 *const to = reinterpret_cast<uint2 *>(out) + (8 * block * NB + (row >> 3)) * 32 + 4 * (row & 7) + q;
+        uint32_t first[8];
 #pragma unroll
-        for (int step = 1; step < 8; step *= 2)
+        for (int half = 0; half < 2; ++half) {
+            float d[8][4];
 #pragma unroll
-            for (int hi = 0; hi < 8; ++hi)
-                if (!(hi & step))
-#pragma unroll
-                    for (int i = 0; i < 2 * NB; ++i) {
-                        const float u = d[hi][i], v = d[hi + step][i];
-                        d[hi][i] = u + v;
-                        d[hi + step][i] = u - v;
-                    }
-#pragma unroll
-        for (int hi = 0; hi < 8; ++hi)
-#pragma unroll
-            for (int nb = 0; nb < NB; ++nb) {
-                const uint32_t v = pack_half(d[hi][2 * nb], d[hi][2 * nb + 1]);
-                if (half == 0)
-                    first[hi][nb] = v;
-                else
-                    reinterpret_cast<uint2 *>(out)[(hi * NB + nb) * 32 + lane] = make_uint2(first[hi][nb], v);
+            for (int hi = 0; hi < 8; ++hi) {
+                d[hi][0] = d[hi][1] = d[hi][2] = d[hi][3] = 0.0f;
+                mma(d[hi], a[hi], had.b[half][0], had.b[half][1]);
             }
+#pragma unroll
+            for (int step = 1; step < 8; step *= 2)
+#pragma unroll
+                for (int hi = 0; hi < 8; ++hi)
+                    if (!(hi & step))
+#pragma unroll
+                        for (int i = 0; i < 2; ++i) {
+                            const float u = d[hi][i], v = d[hi + step][i];
+                            d[hi][i] = u + v;
+                            d[hi + step][i] = u - v;
+                        }
+#pragma unroll
+            for (int hi = 0; hi < 8; ++hi) {
+                const uint32_t v = pack_half(d[hi][0], d[hi][1]);
+                if (half == 0)
+                    first[hi] = v;
+                else if (there)
+                    to[hi * NB * 32] = make_uint2(first[hi], v);
+            }
+        }
     }
 }
 
@@ -143,8 +143,7 @@ struct Stream {
     int64_t stride;     /* bytes to the next k-tile */
     int count;
     uint32_t *ring;     /* ring_bytes(k2) */
-    const uint2 *x[2]; /* the lane's operands of the first k-tile, per 8 rows (shared memory) */
-    int x_step[2];     /* to the next k-tile's; 0 where x is the same zeros for all */
+    const uint2 *x;     /* the lane's operands of the first k-tile (shared memory) */
 };
 
 template <int NB>
@@ -217,7 +216,8 @@ __device__ __forceinline__ void stream_start(const Stream &s, int k2, int lane) 
     }
 }
 
-template <int K2, int NB>
+/* Operands of the next 8 rows lie 32 further, those of the next k-tile STEP. */
+template <int K2, int NB, int STEP>
 __device__ __forceinline__ void stream_run(const Stream &s, int k2, int codebook, int lane,
                                            Sums<NB> &sums) {
     using S = Shape<K2>;
@@ -226,9 +226,7 @@ __device__ __forceinline__ void stream_run(const Stream &s, int k2, int codebook
     const int bytes = S::TILES * 128 * (K2 ? K2 : k2);
     const uint32_t ring = shared_address(s.ring) + 16u * lane;
     Source<K2> source(s.from + AHEAD * s.stride, s.stride, lane);
-    const uint2 *x[NB];
-#pragma unroll
-    for (int nb = 0; nb < NB; ++nb) x[nb] = s.x[nb];
+    const uint2 *x = s.x;
     const uint32_t ones[4] = {0x3C003C00u, 0x3C003C00u, 0x3C003C00u, 0x3C003C00u};
     int read = 0, write = (S::STAGES - 1) * bytes;
     const Window<K2 ? K2 : 4> window(lane);
@@ -261,10 +259,10 @@ __device__ __forceinline__ void stream_run(const Stream &s, int k2, int codebook
             uint32_t b[NB][2];
 #pragma unroll
             for (int nb = 0; nb < NB; ++nb) {
-                const uint2 v = *x[nb];
+                const uint2 v = x[32 * nb];
                 b[nb][0] = v.x, b[nb][1] = v.y;
-                x[nb] += s.x_step[nb];
             }
+            x += STEP;
             if constexpr (K2 != 0) {
 #pragma unroll
                 for (int tile = 0; tile < 8; ++tile) {
@@ -359,14 +357,23 @@ __device__ __forceinline__ float4 hadamard(float4 v, int lane) {
     return v;
 }
 
-/* Rotated outputs times svh. */
-__device__ __forceinline__ float4 finish(float4 v, const __half *svh, int lane) {
-    v = hadamard(v, lane);
-    const uint2 s = __ldg(reinterpret_cast<const uint2 *>(svh + 4 * lane));
+/* A lane's four scales of a chunk. */
+__device__ __forceinline__ float4 scales_of(const __half *at, int lane) {
+    const uint2 s = __ldg(reinterpret_cast<const uint2 *>(at + 4 * lane));
     const float2 s0 = __half22float2(*reinterpret_cast<const __half2 *>(&s.x));
     const float2 s1 = __half22float2(*reinterpret_cast<const __half2 *>(&s.y));
-    return make_float4(v.x * OUTPUT_SCALE * s0.x, v.y * OUTPUT_SCALE * s0.y,
-                       v.z * OUTPUT_SCALE * s1.x, v.w * OUTPUT_SCALE * s1.y);
+    return make_float4(s0.x, s0.y, s1.x, s1.y);
+}
+
+/* Rotated outputs times svh. */
+__device__ __forceinline__ float4 finish(float4 v, float4 svh, int lane) {
+    v = hadamard(v, lane);
+    return make_float4(v.x * OUTPUT_SCALE * svh.x, v.y * OUTPUT_SCALE * svh.y, v.z * OUTPUT_SCALE * svh.z,
+                       v.w * OUTPUT_SCALE * svh.w);
+}
+
+__device__ __forceinline__ float4 finish(float4 v, const __half *svh, int lane) {
+    return finish(v, scales_of(svh, lane), lane);
 }
 
 __device__ __forceinline__ void store_four(void *y, int64_t at, int fp32, float4 v) {
@@ -381,28 +388,32 @@ __device__ __forceinline__ void store_four(void *y, int64_t at, int fp32, float4
     }
 }
 
-/* Sum of `count` partial rows, `stride` floats apart, in order; past L1, other CTAs wrote them. */
+/* Sum of `count` partial rows, `stride` floats apart, in order; past L1, other CTAs wrote them. Eight
+ * are on their way at a time, however few there are: each alone would take the memory's latency. */
 __device__ __forceinline__ float4 sum_partials(const float *from, int64_t stride, int count, int lane) {
     float4 total = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
-#pragma unroll 8
-    for (int i = 0; i < count; ++i)
-        add_four(total, __ldcg(reinterpret_cast<const float4 *>(from + i * stride) + lane));
+#pragma unroll 1
+    for (int base = 0; base < count; base += 8) {
+        float4 v[8];
+#pragma unroll
+        for (int i = 0; i < 8; ++i)
+            if (base + i < count) v[i] = __ldcg(reinterpret_cast<const float4 *>(from + (base + i) * stride) + lane);
+#pragma unroll
+        for (int i = 0; i < 8; ++i)
+            if (base + i < count) add_four(total, v[i]);
+    }
     return total;
 }
 
-/* True in every thread of the CTA that arrives last of `expected`; the counter is zero again then.
- * What the CTAs wrote before is visible to it: the barrier orders a CTA's writes before its first
- * thread's fence, and fences are cumulative. */
+/* True in every thread of the CTA that arrives last of `expected`; the counter is zero again then,
+ * for the next launch. What the CTAs wrote before is visible to it: the barrier orders a CTA's writes
+ * before its first thread's addition, which releases them to, and acquires those of, the others. */
 __device__ __forceinline__ bool arrive(int *counter, int expected, int *flag) {
     __syncthreads();
     if (threadIdx.x == 0) {
-        __threadfence();
-        const int before = atomicAdd(counter, 1);
-        *flag = before == expected - 1;
-        if (*flag) {
-            *counter = 0;
-            __threadfence();
-        }
+        const bool last = add_and_order(counter, 1) == expected - 1;
+        if (last) *counter = 0;
+        *flag = last;
     }
     __syncthreads();
     return *flag != 0;

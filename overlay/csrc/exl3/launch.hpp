@@ -11,15 +11,15 @@ struct DenseLaunch;
 struct ExpertsLaunch;
 
 /* nb: 1 (passes of 8 rows) or 2 (16). `bytes` of dynamic shared memory. */
-cudaError_t launch_dense(const DenseLaunch &p, int nb, int ctas, int bytes, cudaStream_t stream);
-cudaError_t launch_experts_a(const ExpertsLaunch &p, int nb, int bytes, cudaStream_t stream);
-cudaError_t launch_experts_b(const ExpertsLaunch &p, int nb, int bytes, bool early, cudaStream_t stream);
+cudaError_t launch_dense(const DenseLaunch &p, int nb, int ctas, int bytes, bool early, cudaStream_t stream);
+cudaError_t launch_experts_a(const ExpertsLaunch &p, int bytes, bool early, cudaStream_t stream);
+cudaError_t launch_experts_b(const ExpertsLaunch &p, int bytes, bool early, cudaStream_t stream);
 cudaError_t launch_decode(const void *trellis, int in, int out, int k2, int codebook, void *weights,
                           cudaStream_t stream);
 
 /* Static shared memory of a kernel (the lists of rows), at most; and what is left of the 99 KB that a
  * CTA may have on sm_86 and sm_121. */
-constexpr int STATIC_SHARED = 1040;
+constexpr int STATIC_SHARED = 1072;
 constexpr int MOST_SHARED = 99 * 1024 - STATIC_SHARED;
 
 /* More than 48 KB must be asked for: always the same, so that no launch takes from another (one in a
@@ -29,6 +29,23 @@ cudaError_t allow_shared(Kernel kernel, int bytes) {
     if (bytes + STATIC_SHARED <= 48 * 1024) return cudaSuccess;
     return cudaFuncSetAttribute(reinterpret_cast<const void *>(kernel),
                                 cudaFuncAttributeMaxDynamicSharedMemorySize, MOST_SHARED);
+}
+
+/* `early`: the launch may start before the one in front of it has ended (programmatic dependent launch). */
+template <typename Kernel, typename Launch>
+cudaError_t launch_early(Kernel kernel, const Launch &p, dim3 grid, int bytes, bool early, cudaStream_t stream) {
+    if (const cudaError_t error = allow_shared(kernel, bytes)) return error;
+    cudaLaunchAttribute attribute = {};
+    attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+    attribute.val.programmaticStreamSerializationAllowed = 1;
+    cudaLaunchConfig_t config = {};
+    config.gridDim = grid;
+    config.blockDim = dim3(32 * p.warps);
+    config.dynamicSmemBytes = bytes;
+    config.stream = stream;
+    config.attrs = &attribute;
+    config.numAttrs = early ? 1 : 0;
+    return cudaLaunchKernelEx(&config, kernel, p);
 }
 
 } // namespace exl3

@@ -17,6 +17,10 @@ __device__ __forceinline__ void copy_async(uint32_t to, const void *from) {
     asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(to), "l"(from) : "memory");
 }
 
+__device__ __forceinline__ void copy_async_8(uint32_t to, const void *from) {
+    asm volatile("cp.async.ca.shared.global [%0], [%1], 8;" ::"r"(to), "l"(from) : "memory");
+}
+
 /* Between two launches of which the second may start early: the first says that its CTAs all run, the
  * second waits for its end before it reads what it wrote. No-ops where the chip has no such thing. */
 __device__ __forceinline__ void let_next_start() {
@@ -31,10 +35,14 @@ __device__ __forceinline__ void wait_for_previous() {
 #endif
 }
 
-/* Asks for `bytes` from `from` on to be in L2 soon; by the threads from `first` on, a line each. */
-__device__ __forceinline__ void prefetch(const void *from, int bytes, int first) {
-    const int at = (static_cast<int>(threadIdx.x) - first) * 128;
-    if (at >= 0 && at < bytes) asm volatile("prefetch.global.L2 [%0];" ::"l"(static_cast<const char *>(from) + at));
+/* Asks for a line to be in L2 soon. */
+__device__ __forceinline__ void prefetch(const void *at) { asm volatile("prefetch.global.L2 [%0];" ::"l"(at)); }
+
+/* What was there before; other CTAs' writes before their addition are visible after this one. */
+__device__ __forceinline__ int add_and_order(int *at, int by) {
+    int before;
+    asm volatile("atom.add.acq_rel.gpu.global.s32 %0, [%1], %2;" : "=r"(before) : "l"(at), "r"(by) : "memory");
+    return before;
 }
 
 __device__ __forceinline__ void copy_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
@@ -50,6 +58,16 @@ __device__ __forceinline__ void mma(float (&d)[4], const uint32_t (&a)[4], uint3
         "{%0,%1,%2,%3};"
         : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
         : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+}
+
+/* The fp16 in the low half of `v` as the upper half of the result, that of `low` as its lower half. The
+ * upper half of `low` is 0; both are finite. */
+__device__ __forceinline__ uint32_t place_high(uint32_t v, uint32_t low) {
+    uint32_t d;
+    asm("{ .reg .f16 l, h; .reg .b32 t; mov.b32 {l, h}, %1; mov.b32 t, {l, l}; fma.rn.f16x2 %0, t, %2, %3; }"
+        : "=r"(d)
+        : "r"(v), "r"(0x3C000000u), "r"(low));
+    return d;
 }
 
 /* Low word of the 64-bit hi:lo >> by, for by in 0..63: one instruction. */

@@ -3,7 +3,7 @@
 Four defects of triton 3.7-3.9 are mended in memory (no file is changed):
 - a mask made by ``scalar & block`` arrives as an integer and is refused by masked loads and stores;
 - float32 to bf16 truncates, and to e4m3 loses the carry of the mantissa (0.4987 becomes 0.25);
-- a dot of bf16 operands multiplies their bit patterns as integers;
+- a dot multiplies the bit patterns of bf16 operands as if they were integers;
 - after each launch every argument's whole storage is copied onto itself: a KV cache per kernel.
 """
 
@@ -81,18 +81,18 @@ def mend() -> None:
             return bits.reshape(np.shape(data))
         return convert(data, source, target, rounding)
 
-    def widened(value: Any) -> Any:
-        if value.dtype.scalar != tl.bfloat16:
-            return value
-        bits = np.ascontiguousarray(value.data).astype(np.uint32) << 16
+    def as_float32(operand: Any) -> Any:
+        if operand.dtype.scalar != tl.bfloat16:
+            return operand
+        bits = operand.data.astype(np.uint16).astype(np.uint32) << 16
         return handle(bits.view(np.float32), tl.float32)
 
-    def create_dot(self: Any, a: Any, b: Any, *rest: Any) -> Any:
-        return dot(self, widened(a), widened(b), *rest)
+    def exact_dot(self: Any, a: Any, b: Any, *rest: Any) -> Any:
+        return dot(self, as_float32(a), as_float32(b), *rest)
 
-    builder.create_dot = create_dot
     builder.create_masked_load = masked_load
     builder.create_masked_store = masked_store
+    builder.create_dot = exact_dot
     interpreter._convert_float = convert_float
     interpreter.GridExecutor._restore_args_dev = lambda *_: None
     builder._spark_mended = True

@@ -14,8 +14,8 @@ from spark_overlay.arithmetic import matmul, weight_dtype, wide
 from spark_overlay.exl3 import cuda
 from spark_overlay.exl3.format import Codebook, Exl3FormatError, Exl3Slice
 from spark_overlay.exl3.modules import Exl3Facts
-from spark_overlay.exl3.packed import PackedStack
-from spark_overlay.exl3.shares import share
+from spark_overlay.exl3.packed import Allocate, PackedStack, Slab
+from spark_overlay.exl3.shares import share, share_bytes
 
 GATE, DOWN, UP = "w1", "w2", "w3"
 
@@ -23,13 +23,13 @@ GATE, DOWN, UP = "w1", "w2", "w3"
 class Projection(nn.Module):
     """One projection of all experts; experts of different rates lie in different slabs."""
 
-    def __init__(self, experts: list[Exl3Facts], cut: Exl3Slice) -> None:
+    def __init__(self, experts: list[Exl3Facts], cut: Exl3Slice, allocate: Allocate) -> None:
         super().__init__()
         slabs: dict[tuple[int, str], list[int]] = {}
         for index, facts in enumerate(experts):
             slabs.setdefault((facts.k2, facts.codebook), []).append(index)
         self.stacks = nn.ModuleList(
-            PackedStack([experts[i] for i in members], cut) for members in slabs.values()
+            PackedStack([experts[i] for i in members], cut, allocate) for members in slabs.values()
         )
         self.place = {
             expert: (slab, row)
@@ -91,10 +91,15 @@ class Exl3MoEMethod(FusedMoEMethodBase):
                 f"{first.key}: stored with {first.out_features} outputs, the model's config makes "
                 f"it {intermediate_size_per_partition * parallel.tp_size}"
             )
+        parts: dict[str, Exl3Slice] = {}
         for name in (GATE, UP, DOWN):
             part = share(self.experts[name][0], parallel.tp_rank, parallel.tp_size)
             assert part is not None
-            setattr(layer, name, Projection(self.experts[name], part))
+            parts[name] = part
+        # One allocation a layer: an allocator's rounding, and its gaps, are paid for once.
+        slab = Slab(sum(share_bytes(e, part) for n, part in parts.items() for e in self.experts[n]))
+        for name, part in parts.items():
+            setattr(layer, name, Projection(self.experts[name], part, slab))
 
     def get_fused_moe_quant_config(self, layer: Any) -> None:
         return None

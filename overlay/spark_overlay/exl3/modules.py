@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import NoReturn
 
+from spark_overlay.collector import paused
 from spark_overlay.exl3 import layout as fmt
 from spark_overlay.exl3.layout import Codebook, Exl3FormatError, Exl3Slice
 from spark_overlay.headers import TensorHeader
@@ -59,6 +60,7 @@ class Exl3Facts:
         return fmt.shard_ranges(self.in_features, tp, self.key)
 
 
+@paused()
 def scan_modules(headers: Mapping[str, TensorHeader]) -> dict[str, Exl3Facts]:
     """Every EXL3 linear by key. Raises Exl3FormatError where tensors contradict each other."""
     leaves: dict[str, set[str]] = {}

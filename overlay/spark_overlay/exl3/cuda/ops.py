@@ -293,6 +293,7 @@ def launch_experts(
             chosen.a_kblocks,
             chosen.b_warps,
             chosen.b_chunks,
+            chosen.b_kblocks,
         )
         library.load().experts(args, scratch.data_ptr(), counters.data_ptr(), need, stream)
     return y

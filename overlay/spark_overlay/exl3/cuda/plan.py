@@ -13,10 +13,12 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import astuple, dataclass, field, replace
 from functools import cache
 from pathlib import Path
 from typing import Any, Literal
+
+from spark_overlay.exl3.cuda.plan_prefill import PrefillPlan
 
 TABLES = Path(__file__).with_name("tables")
 #: A table of one's own, as ``tune`` writes it, in place of the shipped one.
@@ -38,7 +40,7 @@ NEAREST: Mapping[int, str] = {80: "sm_80", 86: "sm_86", 87: "sm_86", 89: "sm_86"
 
 
 #: Shared memory: what any CTA may have (99 KB), and what each is charged besides its dynamic part.
-MOST_SHARED, STATIC_SHARED, CHARGED = 99 << 10, 1040, 1024
+MOST_SHARED, STATIC_SHARED, CHARGED = 99 << 10, 1072, 1024
 _SUMS = 8 * (BLOCK + 4) * 4  # a warp's fp32 sums, in the place of its ring
 
 
@@ -79,13 +81,14 @@ class GroupPlan:
 
 @dataclass(frozen=True, slots=True)
 class ExpertsPlan:
-    """Launch A (gate, up) and launch B (down); B always takes all of its inputs."""
+    """Launch A (gate, up) and launch B (down): a CTA's warps, chunks, k-blocks."""
 
     a_warps: int
     a_chunks: int
     a_kblocks: int
     b_warps: int
     b_chunks: int
+    b_kblocks: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,6 +114,12 @@ class Table:
     expert_slots: int = MAX_SLOTS
     ctas_per_sm: int = 2
     warps: int = 8
+    #: Slots from which on ``prefill`` serves; its variants up to so many rows an expert on average
+    #: and beyond; its pool.
+    prefill_slots: int = MAX_SLOTS + 1
+    prefill_small: int = 44
+    prefill_variants: tuple[int, int] = (0, 1)
+    pool_mib: int = 352
     group: Mapping[tuple[tuple[Shape, ...], int], GroupPlan] = field(default_factory=dict)
     experts: Mapping[tuple[int, int, int], ExpertsPlan] = field(default_factory=dict)
 
@@ -127,6 +136,11 @@ class Table:
         step = _step(tokens * topk, SLOT_STEPS, "slots")
         found = self.experts.get((hidden, inter, step))
         return found or _experts_rule(self, hidden, inter, step, tokens, max_k2)
+
+    def prefill_plan(self, slots: int, experts: int) -> PrefillPlan:
+        """The plan of a prefill's experts call."""
+        few, many = self.prefill_variants
+        return PrefillPlan(many if slots > self.prefill_small * experts else few, self.pool_mib)
 
     def fits(self, shared: int) -> bool:
         """Whether as many CTAs as wanted are on an SM at once, by shared memory."""
@@ -187,19 +201,27 @@ def _experts_rule(
 
     def score_a(one: ExpertsPlan) -> float:
         splits = -(-kblocks // one.a_kblocks)
-        shared = experts_shared(inter, tokens, max_k2, one)[0]
+        shared = experts_shared(inter, max_k2, one)[0]
         at_once = work(one.a_warps, shared, one.a_kblocks, slots * chunks * splits)
         return at_once - splits / 50
 
     def score_b(one: ExpertsPlan) -> float:
-        shared = experts_shared(inter, tokens, max_k2, one)[1]
-        items = chunks * one.b_chunks
-        return work(one.b_warps, shared, items, slots * -(-kblocks // one.b_chunks))
+        splits = -(-chunks // one.b_kblocks)
+        shared = experts_shared(inter, max_k2, one)[1]
+        ctas = slots * -(-kblocks // one.b_chunks) * splits
+        return work(one.b_warps, shared, one.b_kblocks * one.b_chunks, ctas) - splits / 50
 
     sizes = range(1, table.warps + 1)
     blocks = range(1, min(kblocks, MAX_KBLOCKS) + 1)
-    chosen = max((ExpertsPlan(w, 1, n, 1, 1) for w in sizes for n in blocks), key=score_a)
-    second = (replace(chosen, b_warps=w, b_chunks=n) for w in sizes for n in (1, 2) if w % n == 0)
+    chosen = max((ExpertsPlan(w, 1, n, 1, 1, chunks) for w in sizes for n in blocks), key=score_a)
+    parts = sorted({-(-chunks // splits) for splits in (1, 2, 3)}, reverse=True)
+    second = (
+        replace(chosen, b_warps=w, b_chunks=n, b_kblocks=k)
+        for w in sizes
+        for n in (1, 2)
+        if w % n == 0
+        for k in parts
+    )
     return max(second, key=score_b)
 
 
@@ -218,9 +240,9 @@ def flight_bytes(k2: int) -> int:
     return ring_bytes(k2) - tiles * BLOCK * k2
 
 
-def _shared(warps: int, k2: int, blocks: int, height: int) -> int:
+def _shared(warps: int, k2: int, blocks: int, height: int, padding: int = 0) -> int:
     ring = max(ring_bytes(rate) for rate in range(2, k2 + 1))
-    return max(warps * ring + blocks * 256 * height, warps * _SUMS)
+    return max(warps * ring + blocks * 256 * height + padding, warps * _SUMS)
 
 
 def group_shared(shapes: Sequence[Shape], rows: int, plan: GroupPlan) -> int:
@@ -230,17 +252,13 @@ def group_shared(shapes: Sequence[Shape], rows: int, plan: GroupPlan) -> int:
     return _shared(plan.warps, max(s.k2 for s in shapes), blocks, 8 if rows <= 8 else 16)
 
 
-def experts_shared(inter: int, tokens: int, max_k2: int, plan: ExpertsPlan) -> tuple[int, int]:
+def experts_shared(inter: int, max_k2: int, plan: ExpertsPlan) -> tuple[int, int]:
     """Dynamic shared memory of a CTA of launch A and of launch B, in bytes."""
-    both = (0, 0)
-    for height in (8,) if tokens <= 8 else (16, 8):
-        both = (
-            _shared(plan.a_warps, max_k2, plan.a_kblocks, height),
-            _shared(plan.b_warps, max_k2, inter // BLOCK, height) + 32 * height + 32,
-        )
-        if max(both) + STATIC_SHARED <= MOST_SHARED:
-            break
-    return both
+    blocks = min(inter // BLOCK, plan.b_kblocks)
+    return (
+        _shared(plan.a_warps, max_k2, plan.a_kblocks, 8),
+        _shared(plan.b_warps, max_k2, blocks, 8, padding=8 * 32),
+    )
 
 
 def check_group(plan: GroupPlan, shapes: Sequence[Shape]) -> None:
@@ -258,8 +276,11 @@ def check_experts(plan: ExpertsPlan, inter: int) -> None:
     _check_warps(plan.b_warps)
     _check_part(plan.a_chunks, plan.a_kblocks, plan.a_warps)
     _check_part(plan.b_chunks, 1, plan.b_warps)
-    if inter > MAX_INTER:
-        raise PlanError(f"{inter} intermediate channels; launch B takes at most {MAX_INTER}")
+    if inter > MAX_INTER or not 1 <= plan.b_kblocks <= MAX_INTER // BLOCK:
+        raise PlanError(
+            f"{inter} intermediate channels, {plan.b_kblocks} k-blocks; launch B takes at most "
+            f"{MAX_INTER} and 1 to {MAX_INTER // BLOCK}"
+        )
 
 
 def _check_warps(warps: int) -> None:
@@ -294,7 +315,8 @@ def experts_need(
     """What exl3_experts_need says (api.h), without the library."""
     rows = slots + (tokens if shared else 0)
     splits = -(-(hidden // BLOCK) // plan.a_kblocks)
-    sizes = (rows * 2 * splits * inter * 4, rows * inter * 2, rows * hidden * 4)
+    parts = -(-(inter // BLOCK) // plan.b_kblocks)
+    sizes = (rows * 2 * splits * inter * 4, rows * inter * 2, rows * parts * hidden * 4)
     counters = (slots + shared) * -(-(inter // BLOCK) // plan.a_chunks)
     counters += -(-(hidden // BLOCK) // plan.b_chunks)
     return Need(sum(-(-size // 256) * 256 for size in sizes), counters)
@@ -315,6 +337,7 @@ def parse(value: Mapping[str, Any], name: str) -> Table:
             )
             for entry in value.get("experts", ())
         }
+        few, many = value.get("prefill_variants", (0, 1))
         table = Table(
             name=str(value["name"]),
             origin=value["origin"],
@@ -325,6 +348,10 @@ def parse(value: Mapping[str, Any], name: str) -> Table:
             expert_slots=int(value.get("expert_slots", MAX_SLOTS)),
             ctas_per_sm=int(value.get("ctas_per_sm", 2)),
             warps=int(value.get("warps", 8)),
+            prefill_slots=int(value.get("prefill_slots", MAX_SLOTS + 1)),
+            prefill_small=int(value.get("prefill_small", 44)),
+            prefill_variants=(int(few), int(many)),
+            pool_mib=int(value.get("pool_mib", 352)),
             group=group,
             experts=experts,
         )
@@ -352,6 +379,10 @@ def show(table: Table) -> dict[str, Any]:
         "expert_slots": table.expert_slots,
         "ctas_per_sm": table.ctas_per_sm,
         "warps": table.warps,
+        "prefill_slots": table.prefill_slots,
+        "prefill_small": table.prefill_small,
+        "prefill_variants": list(table.prefill_variants),
+        "pool_mib": table.pool_mib,
         "group": [
             {
                 "shapes": [[s.inputs, s.outputs, s.k2] for s in shapes],
@@ -366,7 +397,7 @@ def show(table: Table) -> dict[str, Any]:
                 "hidden": hidden,
                 "inter": inter,
                 "slots": slots,
-                "plan": [plan.a_warps, plan.a_chunks, plan.a_kblocks, plan.b_warps, plan.b_chunks],
+                "plan": list(astuple(plan)),
             }
             for (hidden, inter, slots), plan in table.experts.items()
         ],

@@ -17,6 +17,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TypeVar
 
@@ -76,26 +77,32 @@ def group_plans(shapes: Sequence[Shape], rows: int) -> Iterator[GroupPlan]:
                     yield made
 
 
-def experts_plans(hidden: int, inter: int, tokens: int, k2: int) -> Iterator[ExpertsPlan]:
-    """Every legal plan worth a try of either launch; the other one's part is 1, 1, (1)."""
+def experts_plans(hidden: int, inter: int, k2: int) -> Iterator[ExpertsPlan]:
+    """Every legal plan worth a try of either launch; the other one's part is 1, 1, 1."""
 
     def legal(one: ExpertsPlan) -> bool:
-        most = max(plan.experts_shared(inter, tokens, k2, one))
+        most = max(plan.experts_shared(inter, k2, one))
         return most <= plan.MOST_SHARED - plan.STATIC_SHARED
 
-    most = hidden // plan.BLOCK
-    for warps in (4, 6, 8):
-        for chunks in (n for n in (1, 2, 4) if warps % n == 0):
-            for kblocks in sorted({-(-most // splits) for splits in range(1, most + 1)}):
-                if kblocks <= plan.MAX_KBLOCKS and warps // chunks <= 4 * kblocks:
-                    one = ExpertsPlan(warps, chunks, kblocks, 1, 1)
+    def splits(width: int) -> list[int]:
+        """k-blocks of a CTA: those of even splits."""
+        most = width // plan.BLOCK
+        return sorted({-(-most // splits) for splits in range(1, most + 1)})
+
+    for warps in (3, 4, 6, 8):
+        for chunks in (n for n in (1, 2, 3, 4) if warps % n == 0):
+            for kblocks in splits(hidden):
+                if kblocks <= plan.MAX_KBLOCKS and warps // chunks <= 2 * kblocks:
+                    one = ExpertsPlan(warps, chunks, kblocks, 1, 1, 1)
                     if legal(one):
                         yield one
-    for warps in range(3, plan.MAX_WARPS + 1):
-        for chunks in (n for n in (1, 2, 4) if warps % n == 0):
-            one = ExpertsPlan(1, 1, 1, warps, chunks)
-            if legal(one):
-                yield one
+    for warps in range(2, plan.MAX_WARPS + 1):
+        for chunks in (n for n in (1, 2, 3, 4) if warps % n == 0):
+            for kblocks in splits(inter):
+                if kblocks > 1 and warps // chunks <= 2 * kblocks:
+                    one = ExpertsPlan(1, 1, 1, warps, chunks, kblocks)
+                    if legal(one):
+                        yield one
 
 
 def tuned(table: plan.Table, tp: int, say: Callable[[str], None]) -> plan.Table:
@@ -172,7 +179,7 @@ def best_experts(
         return [one(*route) for route in routes]
 
     rule = table.experts_plan(layer.hidden, layer.inter, tokens, TOPK, layer.k2)
-    every = list(experts_plans(layer.hidden, layer.inter, tokens, layer.k2))
+    every = list(experts_plans(layer.hidden, layer.inter, layer.k2))
     first = [
         replace(rule, a_warps=one.a_warps, a_chunks=one.a_chunks, a_kblocks=one.a_kblocks)
         for one in every
@@ -182,7 +189,7 @@ def best_experts(
     chosen = _best(rule, first, calls, f"{label}, gate and up", say)
     base = chosen or rule
     second = [
-        replace(base, b_warps=one.b_warps, b_chunks=one.b_chunks)
+        replace(base, b_warps=one.b_warps, b_chunks=one.b_chunks, b_kblocks=one.b_kblocks)
         for one in every
         if one.a_warps == 1
     ]
@@ -232,6 +239,15 @@ def seconds(calls: Sequence[Call]) -> float:
     return statistics.median(found)
 
 
+def attention_of(device: torch.device) -> str | None:
+    """Which attention class is to serve, where vLLM has one that may: on SM12x by FlashInfer."""
+    if torch.cuda.get_device_capability(device)[0] != 12 or find_spec("flashinfer") is None:
+        return None
+    from spark_overlay.attention.contest import contest
+
+    return contest(device, lambda call: seconds([call] * 8), lambda line: print(line, flush=True))
+
+
 def _matrix(shape: Shape) -> tuple[Tensor, Tensor, Tensor]:
     tiles = (shape.inputs // 16, shape.outputs // 16, 8 * shape.k2)
     trellis = torch.randint(-(1 << 15), 1 << 15, tiles, dtype=torch.int16, device="cuda")
@@ -262,13 +278,15 @@ def main() -> None:
         f"{torch.__version__}: V4.1's shapes on one of {given.tp} ranks; the rest by the rule."
     )
     table = replace(found, origin="measured", how=how)
-    better = bool(table.group or table.experts)
+    attention = attention_of(device)
+    value = plan.show(table) | ({"attention": attention} if attention else {})
+    better = bool(table.group or table.experts or attention)
     if given.print:
-        print(f"table {json.dumps(plan.show(table) if better else None)}", flush=True)
+        print(f"table {json.dumps(value if better else None)}", flush=True)
         return
     if not better:
         sys.exit("no plan beats the rule: nothing to write")
-    given.out.write_text(json.dumps(plan.show(table), indent=1) + "\n")
+    given.out.write_text(json.dumps(value, indent=1) + "\n")
     plan.read(given.out)
     counts = f"{len(table.group)} groups, {len(table.experts)} steps of experts"
     print(f"{given.out}: {counts}, {took:.0f} s")

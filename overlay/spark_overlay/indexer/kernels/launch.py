@@ -1,0 +1,438 @@
+"""One call of the indexer: scores, candidate blocks and choice of a step's rows.
+
+Rows are taken as many at a time as the workspace holds the scores of; everything else is decided
+on the device. Host values used: the step's padded row count, and upper bounds of how far its rows
+see and of how many rows a request has.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from functools import cache
+
+import torch
+import triton
+from torch import Tensor
+
+from spark_overlay.indexer.format import KEY_DIM, STATE_BYTES
+from spark_overlay.indexer.kernels import logits, select
+
+#: Numbers (int32 or float32) to which every part of the workspace is rounded: 128 bytes.
+ROUNDED = 32
+LINE = select.LINE.value
+#: Values that a step of a choice looks at, at most: 32 a thread.
+MOST = 16384
+
+
+#: Keys, warps and stages of the dense scores by rows that a program takes, as measured on an H200;
+#: shared memory fits every GPU's 99 KB.
+DENSE = {1: (128, 4, 5), 2: (128, 4, 2), 4: (128, 4, 2), 8: (64, 4, 3)}
+
+
+@dataclass(frozen=True)
+class Tuning:
+    """Shapes of the launches; all of them give the same result.
+
+    ``group``: query rows a program of the dense scores takes at most; ``paged``: it knows a tile's
+    pages by few block ids; ``waves``: programs per multiprocessor, which share a row's keys where
+    rows are few; ``last``: values of a row among which it chooses at once; ``fan``: scores of which
+    the best is written."""
+
+    group: int = 8
+    keys: int = 0  # this and the next two: 0 is what DENSE says of the group
+    warps: int = 0
+    stages: int = 0
+    paged: int = 0
+    waves: int = 2
+    candidate_keys: int = 128
+    candidate_warps: int = 4
+    candidate_stages: int = 3
+    fan: int = 16
+    last: int = 8192
+    choice_warps: int = 16
+
+
+@dataclass(frozen=True)
+class Step:
+    """What a step's metadata says of its rows.
+
+    ``request [>=T]`` int32: a row's request; ``starts [R + 1]`` int32: where each request's rows
+    begin, the last is how many rows are not padding; ``lengths [R]`` int32: tokens of a request,
+    its rows are the last of them; ``table [R, P]`` int32: its pages. On the host: ``longest``, rows
+    of a request at most, and ``bound``, tokens of a request at most."""
+
+    request: Tensor
+    starts: Tensor
+    lengths: Tensor
+    table: Tensor
+    longest: int
+    bound: int
+
+
+@dataclass(frozen=True)
+class Candidates:
+    """``chosen [>=T, B]`` int32: blocks of ``size`` positions for each row, ascending, -1 padded.
+    ``write``: they are chosen in this call, and do not limit it."""
+
+    chosen: Tensor
+    size: int
+    write: bool
+
+
+@dataclass(frozen=True)
+class Steps:
+    """Values that a row's choice looks at in each step (select.choose); 0: the step is not."""
+
+    last: int
+    middle: int
+    first: int
+    picked: int  # blocks between two steps, at most
+
+
+def steps_of(entries: int, count: int, fan: int, last: int) -> Steps:
+    """For ``count`` of at most ``entries``, in blocks of ``fan``; ``last`` if that holds twice the
+    count's blocks, else what does."""
+    last = max(last, triton.next_power_of_2(count * fan), LINE)
+    if entries <= last:
+        return Steps(min(last, max(LINE, triton.next_power_of_2(entries))), 0, 0, count)
+    picked = max(count, last // fan)
+    blocks = -(-entries // fan)
+    middle = min(last, max(LINE, triton.next_power_of_2(blocks)))
+    if blocks <= middle:
+        return Steps(last, middle, 0, picked)
+    more = max(LINE, triton.next_power_of_2(-(-blocks // fan)))
+    if more > MOST:
+        raise ValueError(
+            f"{entries} values are more than the indexer chooses of ({MOST * fan * fan}): serve a "
+            "shorter context"
+        )
+    return Steps(last, middle, more, picked)
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Numbers a row needs in the workspace."""
+
+    width: int  # scores
+    tops: int  # the best of each few
+    lists: int  # of picked blocks
+
+    @property
+    def numbers(self) -> int:
+        return self.width + self.tops + self.lists
+
+
+def rounded(count: int) -> int:
+    return -(-count // ROUNDED) * ROUNDED
+
+
+def plan(width: int, fan: int) -> Plan:
+    """Of a call that scores ``width`` positions a row and writes the best of each ``fan``."""
+    return Plan(rounded(width), rounded(-(-width // fan)), 2 * MOST // fan)
+
+
+def workspace_numbers(
+    rows: int, width: int, blocks: int, size: int, most: int, tuning: Tuning
+) -> int:
+    """Numbers of a workspace for steps of ``rows`` rows that see ``width`` positions: all rows at
+    once, but not over ``most`` unless a single row needs more. ``blocks`` candidates of ``size``
+    are chosen, too (0: none)."""
+    each = plan(width, size if blocks else tuning.fan).numbers
+    return max(each, min(rows * each, most))
+
+
+@cache
+def multiprocessors(device: torch.device) -> int:
+    if device.type != "cuda":
+        return 1  # Triton's interpreter runs one program after another
+    return int(torch.cuda.get_device_properties(device).multi_processor_count)
+
+
+def group_for(longest: int, most: int) -> int:
+    """Rows a program takes: what a request has, as a power of two, at most ``most``."""
+    return min(triton.next_power_of_2(max(longest, 1)), most)
+
+
+class Selection:
+    """The launches of one indexer layer; see ``__call__``.
+
+    ``workspace``: int32 ``[numbers]`` on the device, for scores and what rounds hand on; it may be
+    shared by layers that run one after another."""
+
+    def __init__(self, ratio: int, count: int, workspace: Tensor, tuning: Tuning | None = None):
+        self.ratio = ratio
+        self.count = count
+        self.workspace = workspace
+        self.tuning = tuning or Tuning()
+
+    def __call__(
+        self,
+        q: Tensor,
+        weights: Tensor,
+        cache: Tensor,
+        step: Step,
+        final: Tensor,
+        candidates: Candidates | None = None,
+    ) -> None:
+        """Fill ``final [T, count]`` int32 with each row's best positions, ascending, -1 padded.
+
+        ``q [>=T, H, 128]`` e4m3 (or its bytes), ``weights [>=T, H]`` float32, ``cache [N, states,
+        132]`` uint8 at any page stride that is a multiple of 4. ``T`` may be more than the step's
+        rows: padding gets -1. Raises ValueError for what the kernels cannot read."""
+        rows = final.shape[0]
+        if not rows:
+            return
+        self._check(q, weights, cache, final)
+        states = cache.shape[1]
+        width = min(step.bound // self.ratio, step.table.shape[1] * states)
+        if width <= self.count:
+            self._fill(step, final, width)
+            return
+        if candidates is not None and width <= candidates.chosen.shape[1] * candidates.size:
+            candidates = None  # every block is one
+        self._run(q.view(torch.uint8), weights, cache, step, final, candidates, width)
+
+    def _check(self, q: Tensor, weights: Tensor, cache: Tensor, final: Tensor) -> None:
+        if q.shape[-1] != KEY_DIM or q.element_size() != 1 or not q.is_contiguous():
+            raise ValueError(f"queries must be contiguous e4m3 [T, H, {KEY_DIM}], not {q.shape}")
+        if weights.shape != q.shape[:2] or weights.dtype != torch.float32:
+            raise ValueError(f"weights must be float32 {tuple(q.shape[:2])}, not {weights.shape}")
+        if not weights.is_contiguous() or final.stride(1) != 1 or final.shape[1] != self.count:
+            raise ValueError(f"weights and the choice [T, {self.count}] must have whole rows")
+        if cache.dtype != torch.uint8 or cache.shape[2] != STATE_BYTES or cache.stride(0) % 4:
+            raise ValueError(
+                f"index keys must be uint8 [pages, states, {STATE_BYTES}] with pages at multiples "
+                f"of 4 bytes, not {cache.dtype} {tuple(cache.shape)}, {cache.stride(0)} apart"
+            )
+
+    def _fill(self, step: Step, final: Tensor, width: int) -> None:
+        rows = final.shape[0]
+        select.fill_visible[(rows,)](
+            step.request,
+            step.starts,
+            step.lengths,
+            final,
+            rows,
+            step.starts.shape[0] - 1,
+            width,
+            final.stride(0),
+            RATIO=self.ratio,
+            COUNT=self.count,
+            PADDED=triton.next_power_of_2(self.count),
+            num_warps=4,
+        )
+
+    def _run(
+        self,
+        q: Tensor,
+        weights: Tensor,
+        cache: Tensor,
+        step: Step,
+        final: Tensor,
+        candidates: Candidates | None,
+        width: int,
+    ) -> None:
+        limited = candidates is not None and not candidates.write
+        scored, fan = width, self.tuning.fan
+        if candidates is not None:
+            if limited:
+                scored = candidates.chosen.shape[1] * candidates.size
+            else:
+                fan = candidates.size
+        used = plan(scored, fan)
+        at_once = self.workspace.numel() // used.numbers
+        if not at_once:
+            raise ValueError(
+                f"the indexer's workspace has {self.workspace.numel()} numbers, a row that sees "
+                f"{width} positions needs {used.numbers}"
+            )
+        total = final.shape[0]
+        for first in range(0, total, at_once):
+            last = min(first + at_once, total)
+            rows = Rows(step, first, last, width, *self._parts(used, last - first))
+            if limited:
+                assert candidates is not None
+                self._candidate_scores(q, weights, cache, rows, candidates, fan)
+                self._choose(rows, final, select.CANDIDATES.value, scored, fan, candidates)
+                continue
+            self._scores(q, weights, cache, rows, fan)
+            if candidates is not None:
+                self._choose(
+                    rows, candidates.chosen, select.BLOCKS.value, -(-width // fan), fan, candidates
+                )
+            self._choose(rows, final, select.POSITIONS.value, scored, fan, None)
+
+    def _parts(self, used: Plan, rows: int) -> tuple[Tensor, Tensor, Tensor]:
+        """Scores and the best of each few, float32, and lists int32: ``[rows, numbers]``."""
+        sizes = (used.width, used.tops, used.lists)
+        found, begin = [], 0
+        for each in sizes:
+            found.append(self.workspace[begin : begin + rows * each].view(rows, each))
+            begin += rows * each
+        scores, tops, lists = found
+        return scores.view(torch.float32), tops.view(torch.float32), lists
+
+    def _splits(self, programs: int, width: int, keys: int, device: torch.device) -> int:
+        """Programs that share one row's keys."""
+        wanted = -(-self.tuning.waves * multiprocessors(device) // programs)
+        return max(1, min(wanted, -(-width // keys)))
+
+    def _scores(self, q: Tensor, weights: Tensor, cache: Tensor, rows: Rows, fan: int) -> None:
+        tuning, step = self.tuning, rows.step
+        group = group_for(step.longest, tuning.group)
+        keys, warps, stages = DENSE[group]
+        keys = tuning.keys or keys
+        tiles = -(-(rows.last - rows.first) // group)
+        splits = self._splits(tiles, rows.width, keys, q.device)
+        logits.dense_logits[(tiles, splits)](
+            q,
+            weights,
+            cache,
+            step.table,
+            step.request,
+            step.starts,
+            step.lengths,
+            rows.scores,
+            rows.tops,
+            rows.first,
+            rows.last,
+            step.starts.shape[0] - 1,
+            rows.width,
+            cache.shape[0],
+            cache.stride(0),
+            step.table.stride(0),
+            rows.scores.stride(0),
+            rows.tops.stride(0),
+            RATIO=self.ratio,
+            STATES=cache.shape[1],
+            HEADS=q.shape[1],
+            PADDED=max(16, triton.next_power_of_2(q.shape[1])),
+            GROUP=group,
+            KEYS=keys,
+            FAN=fan,
+            PAGED=tuning.paged,
+            PACKED=q.is_cuda,
+            num_warps=tuning.warps or warps,
+            num_stages=tuning.stages or stages,
+        )
+
+    def _candidate_scores(
+        self,
+        q: Tensor,
+        weights: Tensor,
+        cache: Tensor,
+        rows: Rows,
+        candidates: Candidates,
+        fan: int,
+    ) -> None:
+        tuning, step, chosen = self.tuning, rows.step, candidates.chosen
+        most = chosen.shape[1] * candidates.size
+        count = rows.last - rows.first
+        splits = self._splits(count, most, tuning.candidate_keys, q.device)
+        logits.candidate_logits[(count, splits)](
+            q,
+            weights,
+            cache,
+            step.table,
+            step.request,
+            step.starts,
+            step.lengths,
+            chosen,
+            rows.scores,
+            rows.tops,
+            rows.first,
+            rows.last,
+            step.starts.shape[0] - 1,
+            rows.width,
+            cache.shape[0],
+            cache.stride(0),
+            step.table.stride(0),
+            chosen.stride(0),
+            rows.scores.stride(0),
+            rows.tops.stride(0),
+            RATIO=self.ratio,
+            STATES=cache.shape[1],
+            HEADS=q.shape[1],
+            PADDED=max(16, triton.next_power_of_2(q.shape[1])),
+            KEYS=tuning.candidate_keys,
+            SIZE=candidates.size,
+            COUNT=chosen.shape[1],
+            FAN=fan,
+            PACKED=q.is_cuda,
+            num_warps=tuning.candidate_warps,
+            num_stages=tuning.candidate_stages,
+        )
+
+    def _choose(
+        self,
+        rows: Rows,
+        final: Tensor,
+        kind: int,
+        entries: int,
+        fan: int,
+        candidates: Candidates | None,
+    ) -> None:
+        """The best of each row's values, at most ``entries``, to ``final``."""
+        step, count = rows.step, final.shape[1]
+        blocks = kind == select.BLOCKS.value
+        values = rows.tops if blocks else rows.scores
+        # A block's best is written for positions alone: of blocks, eight are read for each.
+        sizes = steps_of(entries, count, fan, MOST if blocks else self.tuning.last)
+        if blocks and sizes.first:
+            raise ValueError(f"{entries} blocks are more than candidates are chosen of")
+        chosen = final if candidates is None else candidates.chosen
+        select.choose[(rows.last - rows.first,)](
+            values,
+            rows.tops,
+            chosen,
+            step.request,
+            step.starts,
+            step.lengths,
+            final,
+            rows.lists,
+            rows.first,
+            rows.last,
+            step.starts.shape[0] - 1,
+            rows.width,
+            values.stride(0),
+            rows.tops.stride(0),
+            chosen.stride(0),
+            final.stride(0),
+            rows.lists.stride(0),
+            RATIO=self.ratio,
+            KIND=kind,
+            SIZE=1 if candidates is None else candidates.size,
+            CHOSEN=chosen.shape[1],
+            COUNT=count,
+            TAIL=triton.next_power_of_2(count),
+            PICKED=sizes.picked,
+            ROOM=triton.next_power_of_2(sizes.picked),
+            FAN=fan,
+            LAST=sizes.last,
+            MIDDLE=sizes.middle,
+            FIRST=sizes.first,
+            num_warps=self.tuning.choice_warps * (1 + (max(sizes.last, sizes.first) >= MOST)),
+        )
+
+
+@dataclass(frozen=True)
+class Rows:
+    """Rows ``first .. last`` of a step, which see at most ``width``, and their workspace."""
+
+    step: Step
+    first: int
+    last: int
+    width: int
+    scores: Tensor
+    tops: Tensor
+    lists: Tensor
+
+
+def with_tuning(selection: Selection, **changes: int) -> Selection:
+    """The same layer with other launch shapes; for measuring."""
+    return Selection(
+        selection.ratio,
+        selection.count,
+        selection.workspace,
+        replace(selection.tuning, **changes),
+    )

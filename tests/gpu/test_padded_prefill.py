@@ -1,0 +1,80 @@
+"""FlashMLA's prefill with heads padded to 64, as hooks.py has it on SM90: what it changes.
+
+At TP2 a rank has 32 heads. Needs vLLM's FlashMLA and an SM90; ``pytest -m gpu -s`` prints times."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+pytestmark = pytest.mark.gpu
+HEADS, PADDED, WIDTH, ROWS = 32, 64, 640, 16384
+
+
+def ulps(found: object, expected: object) -> int:
+    """The largest distance of two bf16 tensors in steps of bf16."""
+    import torch
+
+    def ordered(x: object) -> torch.Tensor:
+        assert isinstance(x, torch.Tensor)
+        bits = x.contiguous().view(torch.int16).int()
+        return torch.where(bits < 0, -(bits & 0x7FFF), bits)
+
+    return int((ordered(found) - ordered(expected)).abs().max())
+
+
+@pytest.mark.parametrize("tokens", [1, 7, 256, 2048])
+def test_padded_heads_change_a_result_by_at_most_one_ulp(tokens: int) -> None:
+    import torch
+
+    if not torch.cuda.is_available() or torch.cuda.get_device_capability()[0] != 9:
+        pytest.skip("needs an SM90")
+    flashmla = pytest.importorskip("vllm.v1.attention.ops.flashmla")
+
+    made = torch.Generator("cuda").manual_seed(tokens)
+
+    def normal(*shape: int) -> torch.Tensor:
+        return torch.randn(*shape, generator=made, device="cuda").bfloat16()
+
+    kv = normal(ROWS, 1, 512)
+    q = torch.zeros(tokens, PADDED, 512, dtype=torch.bfloat16, device="cuda")
+    q[:, :HEADS] = normal(tokens, HEADS, 512)
+    indices = torch.randint(0, ROWS, (tokens, 1, WIDTH), generator=made, device="cuda").int()
+    lengths = torch.randint(1, WIDTH + 1, (tokens,), generator=made, device="cuda").int()
+    sink = torch.full((PADDED,), -torch.inf, device="cuda")
+    sink[:HEADS] = torch.linspace(-4, 4, HEADS)
+    out = {n: torch.full_like(q, torch.nan) for n in (HEADS, PADDED)}
+
+    def prefill(heads: int) -> Callable[[], None]:
+        return lambda: flashmla.flash_mla_sparse_fwd(
+            q=q[:, :heads],
+            kv=kv,
+            indices=indices,
+            sm_scale=512**-0.5,
+            attn_sink=sink[:heads],
+            topk_length=lengths,
+            out=out[heads][:, :heads],
+        )
+
+    times = {heads: microseconds(prefill(heads)) for heads in (HEADS, PADDED)}
+    worst = ulps(out[PADDED][:, :HEADS], out[HEADS][:, :HEADS])
+    print(f"\nT={tokens}: {worst} ulp, {times[HEADS]:.0f} us with 32, {times[PADDED]:.0f} with 64")
+    assert worst <= 1
+    assert torch.isfinite(out[PADDED]).all()
+    if tokens == 2048:
+        assert times[HEADS] > 1.4 * times[PADDED], "the hook gains nothing here"
+
+
+def microseconds(call: Callable[[], None]) -> float:
+    import torch
+
+    for _ in range(3):
+        call()
+    start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    start.record()
+    for _ in range(20):
+        call()
+    end.record()
+    torch.cuda.synchronize()
+    return start.elapsed_time(end) * 50
