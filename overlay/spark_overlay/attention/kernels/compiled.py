@@ -39,7 +39,9 @@ def kernels() -> list[Compiled]:
                    ALIGN0=16, ALIGN1=16)  # fmt: skip
     form = dict(HEADS=chosen.heads, KEYS=chosen.keys, TURN=True, PTX=True, SPLITS=chosen.splits)
     split = dict(SPLITS=20, HEADS=plan.REDUCE_HEADS, TURN=True)
-    rows = dict(HAS_LENGTHS=True, BLOCK=64, ALIGN=16, OUT_ALIGN=8, ROWS=records.ROWS, STORE="")
+    rows = dict(
+        HAS_LENGTHS=True, BLOCK=64, ALIGN=16, OUT_ALIGN=8, ROWS=records.ROWS, STORE=records.STORE
+    )
     row = dict(TOPK=512, RATIO=1, WINDOW=128, WIDTH=640, REQUESTS=4, TOKENS=indices.TOKENS)
     states = dict(STATES=64, WIDTH=512, PADDED=512)
     return [
