@@ -65,7 +65,8 @@ def emulate(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
 def test_the_kernel(
     emulate: Any, keys: int, pair: bool, heads: int, width: int, picks: int, scales: int
 ) -> None:
-    """Two sources, absent slots, heads that fill no tile, rotation; scales of one and two factors."""
+    """Two sources, absent slots, heads that fill no tile, rotation; scales of one factor and of
+    two."""
     window = cases.cache(5, 32, 1, "cpu", pad=64, scales=scales)
     slots = cases.slots(1, width, 5 * 32, 2, "cpu")
     slots[0, 3] = -1
