@@ -1,5 +1,6 @@
 """Builds the native libraries beside what pyproject.toml says: Engram's row store by a C++
-compiler, EXL3's and attention's kernels by nvcc for this machine's GPU or for those that SPARK_CUDA_ARCH names.
+compiler, EXL3's and attention's kernels by nvcc for this machine's GPU or for those that
+SPARK_CUDA_ARCH names.
 
 Without the compiler the overlay installs all the same; serving then says what is missing.
 """

@@ -7,6 +7,7 @@ if __name__ == "__main__":  # before the imports that a bare Python lacks
 
     main(__file__)
 
+import itertools
 import math
 from fractions import Fraction
 
@@ -72,7 +73,7 @@ def test_encoding_finds_every_code_again() -> None:
 
 def test_encoding_rounds_to_nearest_and_ties_to_even() -> None:
     known = sorted({float(e) for c in range(128) if (e := e4m3(c)) is not None})
-    for low, high in zip(known[:-1], known[1:], strict=True):
+    for low, high in itertools.pairwise(known):
         middle = (low + high) / 2
         at = known.index(low)
         for value, right in (

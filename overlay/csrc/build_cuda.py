@@ -2,7 +2,8 @@
 """Builds the CUDA code: ``python3 overlay/csrc/build_cuda.py OUT.so [--arch 121a]``.
 
 A plain shared library with a C interface (exl3/api.h; with --attention, attention/api.h), CUDA's
-runtime inside: it depends on no Python and no torch. setup.py, compile_check.py and the GPU host's scripts use this file.
+runtime inside: it depends on no Python and no torch. setup.py, compile_check.py and the GPU host's
+scripts use this file.
 """
 
 from __future__ import annotations

@@ -140,9 +140,7 @@ __device__ __forceinline__ void softmax(Shared<KEYS, MT, PAIR> &s, int stage, fl
         for (int i = 1; i < KEYS / 32; ++i) top = fmaxf(top, value[j][i]);
 #pragma unroll
         for (int step = 16; step > 0; step >>= 1) top = fmaxf(top, __shfl_xor_sync(0xffffffffu, top, step));
-        /* A peak that is little higher changes nothing: weights up to 2^8 are as exact as those up to 1,
-         * and sums that need not fade need no work. */
-        top = top > peak[j] + 8.f ? top : peak[j];
+        top = fmaxf(top, peak[j]); /* exact: the largest weight is 1, which bf16 has */
         const float base = top == NONE ? 0.f : top; /* nothing seen yet: 0 - inf, not inf - inf */
         const float fade = power(peak[j] - base);
         peak[j] = top;

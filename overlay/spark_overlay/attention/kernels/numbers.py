@@ -47,7 +47,7 @@ _PRODUCT = tl.constexpr(
 
 
 @triton.jit
-def ue8m0(codes):  # type: ignore[no-untyped-def]
+def ue8m0(codes):
     """uint8 -> float32, exact."""
     wide = codes.to(tl.int32)
     ends = (((wide + 1) & 0xFF) <= 1).to(tl.int32)
@@ -55,7 +55,7 @@ def ue8m0(codes):  # type: ignore[no-untyped-def]
 
 
 @triton.jit
-def e4m3(codes):  # type: ignore[no-untyped-def]
+def e4m3(codes):
     """uint8 -> float32, exact."""
     wide = codes.to(tl.int32)
     bits = (wide & 0x7F) << 20 | (wide & 0x80) << 24
@@ -64,7 +64,7 @@ def e4m3(codes):  # type: ignore[no-untyped-def]
 
 
 @triton.jit
-def product(codes, scales, PTX: tl.constexpr):  # type: ignore[no-untyped-def]
+def product(codes, scales, PTX: tl.constexpr):
     """``codes`` uint8 times ``scales`` (bf16, broadcast alike): bf16, rounded once."""
     codes, scales = tl.broadcast(codes, scales)
     if PTX:

@@ -41,7 +41,7 @@ def shape(
     Few tokens: split so that the GPU is about full once; many: whole tokens, output directly."""
     most = 16 if heads <= 16 else 32
     ctas = tokens * -(-heads // most)
-    places = PLACES.get(capability[0], 96)
+    places = PLACES.get(capability, OTHERS)
     # Tiles of 64 take 120 KB of shared memory, two CTAs 190 KB; SM86, 89 and 12x have 99 KB.
     large = capability[0] in (9, 10) or capability == (8, 0)
     keys = 64 if by_library and large and ctas > 2 else 32
@@ -56,9 +56,10 @@ def shape(
 
 #: Of the library's reduction.
 MOST_SPLITS: Final = 64
-#: CTAs that run at once on a usual GPU of a generation: SM80/86/89, SM90, SM120/121 (a GB10 has 48
-#: multiprocessors).
-PLACES: Final = {8: 108, 9: 132, 10: 148, 12: 96}
+#: Multiprocessors of a usual GPU of each capability (A100, RTX 3090, RTX 4090, H100/H200, RTX PRO
+#: 6000, GB10), each of which runs one CTA, and of those not named.
+PLACES: Final = {(8, 0): 108, (8, 6): 82, (8, 9): 128, (9, 0): 132, (12, 0): 188, (12, 1): 48}
+OTHERS: Final = 96
 
 
 @cache

@@ -10,8 +10,8 @@ from torch import Tensor
 from spark_overlay.attention.format import DATA_BYTES, HEAD_DIM, RECORD_BYTES, SCALE_BYTES
 from spark_overlay.attention.kernels.numbers import e4m3, ue8m0
 
-#: Rows of a program, and its warps: by the GPU's generation, not by trying.
-ROWS, WARPS = 8, 2
+#: Rows of a program, its warps, and how its stores go through the caches.
+ROWS, WARPS, STORE = 8, 2, ".cs"
 
 
 @triton.jit
@@ -75,8 +75,7 @@ def gather(
     *,
     rows: int = ROWS,
     warps: int = WARPS,
-    wide: int = 16,
-    store: str = "",
+    store: str = STORE,
 ) -> None:
     """The last ``gather_lens[r]`` records of each request, row i to ``out[r, offset + i]``.
 
@@ -111,7 +110,7 @@ def gather(
         offset,
         HAS_LENGTHS=gather_lens is not None,
         BLOCK=cache.shape[1],
-        ALIGN=min(wide, alignment(cache.data_ptr(), cache.stride(0))),
+        ALIGN=alignment(cache.data_ptr(), cache.stride(0)),
         OUT_ALIGN=alignment(out.data_ptr(), 2 * out.stride(0), 2 * out.stride(1)) // 2,
         ROWS=rows,
         STORE=store,

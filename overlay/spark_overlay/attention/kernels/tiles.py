@@ -19,7 +19,7 @@ NONE = tl.constexpr(float("-inf"))
 def read_tile(
     cache, page_stride, slots, column, limit,
     PAGE: tl.constexpr, ALIGN: tl.constexpr, KEYS: tl.constexpr, PTX: tl.constexpr,
-):  # type: ignore[no-untyped-def]  # fmt: skip
+):  # fmt: skip
     """bf16 [KEYS, 512] of the records at ``slots[column...]``, zeros where there is none, and which
     are there."""
     column = column + tl.arange(0, KEYS)
@@ -44,7 +44,7 @@ def read_tile(
 
 
 @triton.jit
-def take_tile(q, keys, there, peak, total, acc, scale):  # type: ignore[no-untyped-def]
+def take_tile(q, keys, there, peak, total, acc, scale):
     """One tile into the running softmax of q's heads."""
     logits = tl.dot(q, tl.trans(keys)) * scale
     logits = tl.where(there[None, :], logits, NONE)
@@ -60,7 +60,7 @@ def take_tile(q, keys, there, peak, total, acc, scale):  # type: ignore[no-untyp
 
 
 @triton.jit
-def finish(acc, peak, total, sink, turn, HEADS: tl.constexpr, TURN: tl.constexpr):  # type: ignore[no-untyped-def]
+def finish(acc, peak, total, sink, turn, HEADS: tl.constexpr, TURN: tl.constexpr):
     """Output rows [HEADS, 512] float32 of whole sums; ``turn``: where the token's cosines are."""
     sink = sink * 1.4426950408889634
     top = tl.maximum(peak, sink)
@@ -91,7 +91,7 @@ def attend(
     ALIGN0: tl.constexpr, ALIGN1: tl.constexpr,
     SPLITS: tl.constexpr, HEADS: tl.constexpr, KEYS: tl.constexpr,
     TURN: tl.constexpr, PTX: tl.constexpr,
-):  # type: ignore[no-untyped-def]  # fmt: skip
+):  # fmt: skip
     """A split of one token's records for HEADS heads; without splits, the output itself."""
     token = tl.program_id(0).to(tl.int64)
     split = tl.program_id(1)
@@ -145,7 +145,7 @@ def attend(
 def reduce(
     out, out_token, out_head, sink, partial, peaks, tokens, heads, cos_sin, cos_sin_row, positions,
     SPLITS: tl.constexpr, HEADS: tl.constexpr, TURN: tl.constexpr,
-):  # type: ignore[no-untyped-def]  # fmt: skip
+):  # fmt: skip
     """The splits of one token's heads to its output, always in the same order."""
     token = tl.program_id(0).to(tl.int64)
     head = tl.program_id(1) * HEADS + tl.arange(0, HEADS)

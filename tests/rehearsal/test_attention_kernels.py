@@ -1,0 +1,203 @@
+"""The attention kernels in Triton, run by the mended interpreter: against their torch references,
+against vLLM's own, and, compiled, within what every GPU has."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+import torch
+from gpu import attention_cases as cases
+from torch import Tensor
+
+from spark_overlay.attention import kernels
+from spark_overlay.attention.kernels import Source, plan, reference
+
+pytestmark = [pytest.mark.rehearsal, pytest.mark.usefixtures("vllm")]
+ROOT = Path(__file__).resolve().parents[2]
+SCALE = 512**-0.5
+
+
+@pytest.fixture(scope="module", autouse=True)
+def mended(vllm: ModuleType) -> None:
+    from spark_overlay.cpu import glue
+
+    glue.prepare()
+
+
+def ragged(tokens: int, width: int, picks: int, seed: int) -> list[Source]:
+    window, chosen = cases.cache(5, 32, seed, "cpu", pad=96), cases.cache(3, 64, seed + 1, "cpu")
+    made = cases.made(seed, "cpu")
+    lengths = torch.randint(0, width + 1, (tokens,), generator=made).int()
+    wanted = cases.slots(tokens, max(picks, 1), 3 * 64, seed + 2, "cpu")
+    wanted[torch.rand(wanted.shape, generator=made) < 0.3] = -1
+    lengths[0], lengths[-1], wanted[-1] = width, 0, -1
+    sources = [Source(window, cases.slots(tokens, width, 5 * 32, seed, "cpu"), lengths)]
+    return [*sources, Source(chosen, wanted)] if picks else sources
+
+
+def agree(q: Tensor, sources: Sequence[Source], chosen: plan.Shape, **more: Any) -> Tensor:
+    heads = q.shape[1]
+    sink = torch.linspace(-1, 2, heads)
+    out = torch.full_like(q, math.nan)
+    kernels.sparse_mla(q, sources, sink, SCALE, out, chosen=chosen, **more)
+    right = reference.sparse_mla(q, sources, sink, SCALE, **more)
+    assert (out.double() - right).abs().max() <= cases.tolerance(right)
+    return out
+
+
+@pytest.mark.parametrize(
+    ("heads", "width", "picks", "keys", "splits"),
+    [(8, 20, 0, 16, 1), (16, 33, 20, 16, 2), (20, 16, 16, 16, 1), (33, 5, 40, 32, 3)],
+)
+def test_attention(heads: int, width: int, picks: int, keys: int, splits: int) -> None:
+    q = cases.queries(2, heads, 1, "cpu")
+    chosen = plan.Shape(16 if heads <= 16 else 32, keys, splits, 4, 1)
+    out = agree(q, ragged(2, width, picks, heads), chosen)
+    assert not out[1].any() and out[0].any()
+
+
+@pytest.mark.parametrize("splits", [1, 2])
+def test_the_output_is_turned_back(splits: int) -> None:
+    turn = (torch.randn(9, 64), torch.tensor([8, 3]))
+    q = cases.queries(2, 16, 2, "cpu")
+    agree(q, ragged(2, 20, 0, 4), plan.Shape(16, 16, splits, 4, 1), unrotate=turn)
+
+
+def test_bytes_nobody_asked_for_do_not_matter() -> None:
+    (source,) = ragged(2, 20, 0, 4)
+    spoiled = source.cache.clone()
+    used = torch.zeros(5 * 32, dtype=torch.bool)
+    used[source.slots[0].long()] = True
+    page = spoiled.as_strided((5, 32 * 584), (spoiled.stride(0), 1))
+    page[:, : 32 * 576].unflatten(1, (32, 576))[~used.view(5, 32)] = 0xFF
+    page[:, 32 * 576 :].unflatten(1, (32, 8))[~used.view(5, 32)] = 0xFF
+    q, shape = cases.queries(2, 16, 2, "cpu"), plan.Shape(16, 16, 1, 4, 1)
+    right = agree(q, [source], shape)
+    slots = source.slots.clone()
+    slots[0, 3] = slots[1, :] = -1
+    clean = agree(q, [Source(source.cache, slots, source.lengths)], shape)
+    found = agree(q, [Source(spoiled, slots, source.lengths)], shape)
+    assert torch.equal(found, clean) and not torch.equal(found, right)
+
+
+def test_no_tokens_and_wrong_ones() -> None:
+    q, sources = cases.queries(2, 16, 2, "cpu"), ragged(2, 20, 0, 4)
+    sink = torch.zeros(16)
+    none = [Source(s.cache, s.slots[:0], None) for s in sources]
+    kernels.sparse_mla(q[:0], none, sink, SCALE, q[:0].clone())
+    with pytest.raises(ValueError, match="slots"):
+        kernels.sparse_mla(q, none, sink, SCALE, torch.empty_like(q))
+    with pytest.raises(ValueError, match="float32, one for each head"):
+        kernels.sparse_mla(q, sources, sink[:3], SCALE, torch.empty_like(q))
+
+
+def bits(x: Tensor) -> Tensor:
+    """Any NaN is like any other."""
+    return torch.where(x.isnan(), 0x7FC0, x.contiguous().view(torch.int16).int() & 0xFFFF)
+
+
+@pytest.mark.filterwarnings("ignore:overflow encountered")
+def test_gather_every_code_with_every_scale() -> None:
+    raw = torch.zeros(256 * 584, dtype=torch.uint8)
+    raw[: 256 * 576].view(256, 576)[:, :448] = (torch.arange(448) % 256).to(torch.uint8)
+    raw[256 * 576 :].view(256, 8)[:, :7] = torch.arange(256).to(torch.uint8)[:, None]
+    cache, table = raw.view(1, 256, 584), torch.zeros(1, 1, dtype=torch.int32)
+    lengths = torch.tensor([256], dtype=torch.int32)
+    found = torch.full((1, 256, 512), 7.0).bfloat16()
+    right = found.clone()
+    kernels.gather(found, cache, lengths, None, table)
+    reference.gather(right, cache, lengths, None, table)
+    assert torch.equal(bits(found), bits(right))
+    assert found[0, 127, 0x38] == 1 and found[0, 0, 0x38] == 2.0**-127 and found[0, 255].isnan()[0]
+
+
+def test_gather_is_vllms_bit_for_bit() -> None:
+    from vllm.models.deepseek_v41.common.ops import cache_utils as stock
+
+    cache = cases.cache(9, 32, 3, "cpu", pad=16)
+    table = torch.randint(0, 9, (2, 4), dtype=torch.int32)
+    lengths = torch.tensor([100, 0], dtype=torch.int32)
+    counts = torch.tensor([70, 0], dtype=torch.int32)
+    whole = torch.full((2, 90, 528), math.nan).bfloat16()
+    theirs = whole.clone()
+    kernels.gather(whole[..., :512], cache, lengths, counts, table, 5)
+    stock.dequantize_and_gather_k_cache_triton(
+        theirs[..., :512], cache, lengths, counts, table, 32, 5
+    )
+    assert torch.equal(bits(whole), bits(theirs)) and whole[1].isnan().all()
+
+
+def combined(ratio: int) -> tuple[Any, ...]:
+    """Ragged, an empty request, a base, stale entries, a window that replay cut, positions below
+    zero."""
+    starts = torch.tensor([0, 5, 5, 30, 39], dtype=torch.int32) + 7
+    lengths = torch.tensor([5, 9, 300, 4], dtype=torch.int32)
+    gathered = torch.tensor([5, 9, 120, 4], dtype=torch.int32)
+    topk = torch.randint(-2, 300, (39, 256), dtype=torch.int32)
+    return topk, starts, lengths, gathered, 128, ratio, 256 if ratio else 0, 2000, 200
+
+
+@pytest.mark.parametrize("ratio", [0, 1, 2])
+def test_combine(ratio: int) -> None:
+    args = combined(ratio)
+    for ours, plain in zip(kernels.combine(*args), reference.combine(*args), strict=True):
+        assert torch.equal(ours, plain)
+
+
+def test_combine_is_vllms_bit_for_bit() -> None:
+    """Its grid is 256 programs a request, which the interpreter runs one by one: one ratio."""
+    from vllm.models.deepseek_v41.common.ops import cache_utils as stock
+
+    args = combined(2)
+    for ours, theirs in zip(
+        kernels.combine(*args), stock.combine_topk_swa_indices(*args), strict=True
+    ):
+        assert torch.equal(ours, theirs)
+
+
+def test_chosen_slots() -> None:
+    topk = torch.randint(-2, 600, (9, 40), dtype=torch.int32)
+    table = torch.randint(-1, 99, (3, 7), dtype=torch.int32)
+    request = torch.tensor([0, 1, 2, -1, 1, 1, 0, 0, -1, 5])
+    out = torch.full_like(topk, 77)
+    kernels.chosen_slots(topk, table, request, 64, out)
+    assert torch.equal(out, reference.chosen_slots(topk, table, request, 64))
+    assert (out[3] == -1).all()
+
+
+def test_the_table_gives_every_split_something_to_do() -> None:
+    for capability in ((8, 0), (8, 6), (9, 0), (12, 1)):
+        for tokens in (1, 2, 3, 5, 8, 24, 33, 200, 5000):
+            for heads, width in ((8, 128), (32, 640), (64, 640), (32, 1), (32, 4096)):
+                for by_library in (False, True):
+                    one = plan.shape(capability, tokens, heads, width, by_library)
+                    tiles = -(-width // one.keys)
+                    each = -(-tiles // one.splits)
+                    assert 1 <= one.splits <= 64 and (one.splits - 1) * each < tiles
+                    if capability != (9, 0) and capability != (8, 0):
+                        assert one.keys == 32
+
+
+def test_they_compile_for_the_smallest_gpu() -> None:
+    """SM86: no fp8 instruction, few spills, at most 99 KB of shared memory. All GPUs:
+    overlay/benchmarks/triton_check.py."""
+    env = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}
+    argv = [str(ROOT / "overlay/benchmarks/triton_check.py"), "--json", "--jobs", "1"]
+    ran = subprocess.run(
+        [sys.executable, "-W", "ignore", *argv, "--arch", "86", "attention"],
+        env=env, capture_output=True, text=True, timeout=300,
+    )  # fmt: skip
+    assert ran.returncode == 0, (ran.stdout + ran.stderr)[-4000:]
+    found = json.loads(ran.stdout)
+    assert found["right"] and [one["kernel"] for one in found["kernels"]] == [
+        "attend", "reduce", "gather", "combine", "chosen"
+    ]  # fmt: skip
