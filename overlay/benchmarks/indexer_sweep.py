@@ -111,13 +111,13 @@ class Part:
         """A function of no arguments, and the tensor it fills."""
         import torch
 
-        from spark_overlay.indexer.kernels import launch
+        from spark_overlay.indexer.kernels import launch, sizes
 
         layer = launch.with_tuning(self.layer, **changes)
         rows, width, fan = inputs.final.shape[0], inputs.step.bound, layer.tuning.fan
         limited = self.name == "limited"
         scored = made.BLOCKS * made.SIZE if limited else width
-        used = launch.plan(scored, fan)
+        used = sizes.plan(scored, fan)
         held = launch.Rows(inputs.step, 0, rows, width, *layer._parts(used, rows))
         arguments = (inputs.q.view(torch.uint8), inputs.weights, inputs.cache, held)
         if self.name == "dense":

@@ -19,7 +19,8 @@ from torch import Tensor  # noqa: E402
 from gpu import indexer_cases as cases  # noqa: E402  (after torch is known to be there)
 from gpu.indexer_cases import Case  # noqa: E402
 from spark_overlay.indexer.kernels import e4m3  # noqa: E402
-from spark_overlay.indexer.kernels.launch import Candidates, Selection, Tuning  # noqa: E402
+from spark_overlay.indexer.kernels.launch import Candidates, Selection  # noqa: E402
+from spark_overlay.indexer.kernels.sizes import Tuning  # noqa: E402
 
 pytestmark = [
     pytest.mark.gpu,

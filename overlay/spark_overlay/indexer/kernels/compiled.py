@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from spark_overlay.compiled import Compiled
-from spark_overlay.indexer.kernels import launch, logits, queries, select
+from spark_overlay.indexer.kernels import logits, queries, select, sizes
 
 _POINTERS = {
     **dict.fromkeys(("q", "cache"), "*u8"),
@@ -23,7 +23,7 @@ def _of(kernel: Any, known: dict[str, str]) -> dict[str, str]:
 
 
 def kernels() -> list[Compiled]:
-    tuning = launch.Tuning()
+    tuning = sizes.Tuning()
     shape = {"RATIO": 1, "STATES": 64, "HEADS": 32, "PADDED": 32, "PACKED": True}
     found = [
         Compiled(
@@ -35,7 +35,7 @@ def kernels() -> list[Compiled]:
             stages,
             _PLAIN,
         )
-        for group, (keys, warps, stages) in launch.DENSE.items()
+        for group, (keys, warps, stages) in sizes.DENSE.items()
         for fan in (tuning.fan, 8)
     ]
     found.append(
@@ -66,7 +66,7 @@ def kernels() -> list[Compiled]:
         ("candidates", select.CANDIDATES, 512, 1 << 14, tuning.fan),
     ):
         blocks = kind is select.BLOCKS
-        sizes = launch.steps_of(entries, count, fan, launch.MOST if blocks else tuning.last)
+        steps = sizes.steps_of(entries, count, fan, sizes.MOST if blocks else tuning.last)
         constants = {
             "RATIO": 1,
             "KIND": kind.value,
@@ -74,12 +74,12 @@ def kernels() -> list[Compiled]:
             "CHOSEN": 2048,
             "COUNT": count,
             "TAIL": count,
-            "PICKED": sizes.picked,
-            "ROOM": sizes.picked,
+            "PICKED": steps.picked,
+            "ROOM": steps.picked,
             "FAN": fan,
-            "LAST": sizes.last,
-            "MIDDLE": sizes.middle,
-            "FIRST": sizes.first,
+            "LAST": steps.last,
+            "MIDDLE": steps.middle,
+            "FIRST": steps.first,
         }
         signature = _of(select.choose, known)
         found.append(
@@ -88,7 +88,7 @@ def kernels() -> list[Compiled]:
                 select.choose,
                 signature,
                 constants,
-                tuning.choice_warps * (1 + (max(sizes.last, sizes.first) >= launch.MOST)),
+                tuning.choice_warps * (1 + (max(steps.last, steps.first) >= sizes.MOST)),
                 plain=_PLAIN,
             )
         )
