@@ -35,6 +35,7 @@ VERBS: Mapping[str, tuple[str, Callable[[App, argparse.Namespace], int] | None]]
     "download": ("fetch the weights onto this head, also while a model serves", verbs.download),
     "share": ("export the weights to the worker by NFS, beside whatever serves", verbs.share),
     "pack": ("write each rank's Engram rows into files that are read faster", verbs.pack),
+    "prepare": ("write each rank's share of the weights into a file of its own", verbs.prepare),
     "tune": ("measure the kernels' launches on this pair's GPU, once, some minutes", verbs.tune),
     "status": ("how the deployment stands: 0 serving, 4 starting, 3 half up, 1 down", verbs.status),
     "smoke": ("try a running server: chat, tools, Responses, Messages, many at once", verbs.smoke),
@@ -47,7 +48,8 @@ VERBS: Mapping[str, tuple[str, Callable[[App, argparse.Namespace], int] | None]]
     "help": ("this text", None),
 }
 WITH_SETTINGS = {
-    "rehearse", "start", "doctor", "plan", "download", "share", "pack", "tune", "restart", "config",
+    "rehearse", "start", "doctor", "plan", "download", "share", "pack", "prepare", "tune",
+    "restart", "config",
 }  # fmt: skip
 
 
@@ -137,8 +139,8 @@ def usage() -> str:
         "usage: ./start.sh [VERB] [OPTIONS]\n\n"
         f"{rows}\n\n"
         "./start.sh VERB --help shows the options of a verb. start, rehearse, download, share,\n"
-        "pack, restart, doctor, plan and config take --set KEY=VALUE … : settings for this run,\n"
-        "above .env's."
+        "pack, prepare, restart, doctor, plan and config take --set KEY=VALUE … : settings for\n"
+        "this run, above .env's."
     )
 
 
@@ -173,6 +175,11 @@ def parser(verb: str) -> argparse.ArgumentParser:
             "--verify", action="store_true", help="compare every row with the shards; writes none"
         )
         made.add_argument("--rehearsal", action="store_true", help="the rehearsal's tables")
+    if verb == "prepare":
+        made.add_argument(
+            "--verify", action="store_true", help="compare every byte with the checkpoint"
+        )
+        made.add_argument("--rehearsal", action="store_true", help="the rehearsal's checkpoint")
     if verb == "download":
         made.add_argument(
             "--update", action="store_true", help="settle on the repositories' newest commits"
@@ -235,6 +242,9 @@ def _say_interrupted(app: App, verb: str) -> None:
         return
     if verb == "pack":
         app.console.warn("broken off; what is packed is kept. Next: ./start.sh pack goes on")
+        return
+    if verb == "prepare":
+        app.console.warn("broken off; files that are whole are kept, others are begun anew")
         return
     if verb == "tune":
         app.console.warn("broken off; both nodes have the launch table that they had")

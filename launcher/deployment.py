@@ -30,6 +30,7 @@ class Place:
     hcas        RoCE devices of the link, one a rail.
     gid_index   RoCE v2 GID index of all rails; None: NCCL finds each rail's own.
     packed_dir  packed Engram rows of this rank; empty: it reads from engram_dir.
+    prepared_dir  prepared weights of this rank; empty: it reads its share of model_dir.
     """
 
     node: str
@@ -42,6 +43,7 @@ class Place:
     hcas: tuple[str, ...] = ()
     gid_index: int | None = None
     packed_dir: str = ""
+    prepared_dir: str = ""
 
 
 @dataclass(frozen=True)
@@ -121,6 +123,7 @@ def _rank(settings: Settings, site: Site, place: Place, rank: int, launch_id: st
             model_dir=place.model_dir,
             engram_dir=place.engram_dir,
             packed_dir=place.packed_dir,
+            prepared_dir=place.prepared_dir,
             master_addr=site.head.host,
             master_port=site.master_port,
             api_host=site.api_host,

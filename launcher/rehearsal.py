@@ -14,6 +14,7 @@ from launcher.facts.packs import Packs
 from launcher.nodes.local import LocalNode
 from launcher.packing.local import LocalJob
 from launcher.packing.run import Job
+from launcher.packing.words import PACK, What
 from launcher.record import Record
 from launcher.settings.rehearsal import PROFILE
 from launcher.settings.values import Settings
@@ -66,8 +67,14 @@ def packed_dir(settings: Settings, folder: Path, role: Role) -> str:
     return str(folder / PACKED) if has else ""
 
 
-def packers(app: App, settings: Settings) -> Sequence[Job]:
-    """The packers of both ranks over the rehearsal's own tables. Raises LauncherError."""
+def prepared_dir(folder: Path, role: Role) -> str:
+    """Where the rank's prepared weights are, if it has any."""
+    packs = Packs(dict.fromkeys((p.name for p in (folder / PACKED).glob("weights-*")), 0))
+    return str(folder / PACKED) if packs.weights(RANKS[role]) else ""
+
+
+def packers(app: App, settings: Settings, what: What = PACK) -> Sequence[Job]:
+    """The packers of both ranks over the rehearsal's own files. Raises LauncherError."""
     folder = settings.path("REHEARSAL_DIR").resolve()
     python = folder / "engine" / "bin" / "python"
     for path in (python, folder / MANIFEST):
@@ -76,8 +83,9 @@ def packers(app: App, settings: Settings) -> Sequence[Job]:
                 f"{path} is not there", "the rehearsal's engine and tables", "./start.sh rehearse"
             )
     node = LocalNode()
+    sources = {"engram": "engram-src", "model": "checkpoint"}
     return [
-        LocalJob(role, rank, node, python, folder / "engram-src", folder / PACKED)
+        LocalJob(role, rank, node, python, folder / sources[what.source], folder / PACKED, what)
         for role, rank in RANKS.items()
     ]
 
@@ -123,6 +131,7 @@ def context(
             engram_dir=str(folder / "engram-src"),
             program=program,
             packed_dir=packed_dir(settings, folder, role),
+            prepared_dir=prepared_dir(folder, role),
         )
 
     def plan(launch_id: str, master_port: int) -> Deployment:

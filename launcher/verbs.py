@@ -13,9 +13,11 @@ from launcher.app import PAIR, REHEARSAL, App
 from launcher.clock import span
 from launcher.errors import LauncherError
 from launcher.packing import run as packer
+from launcher.packing.words import PACK, PREPARE, What
 from launcher.pair import aftermath
 from launcher.record import Record
 from launcher.settings import pair_rules
+from launcher.settings.values import Settings
 from launcher.smoke import run as smoking
 from launcher.smoke.chat import QUESTION, TOKENS, user
 from launcher.smoke.target import target
@@ -119,28 +121,47 @@ def tune(app: App, args: argparse.Namespace) -> int:
 
 def pack(app: App, args: argparse.Namespace) -> int:
     """Both ranks' packed Engram files, beside whatever serves."""
-    with lock.hold(app.logs / "pack.lock", "pack"):
-        name = REHEARSAL if args.rehearsal else PAIR
-        settings = app.settings(args.set, deployment=name)
-        record = app.open_run()
-        if args.rehearsal:
-            jobs, again = rehearsal.packers(app, settings), "./start.sh pack --rehearsal"
-        else:
-            from launcher.pair import packing  # Docker's and paramiko's libraries
-
-            jobs, again = packing.jobs(app, settings, record), "./start.sh pack"
-        try:
-            packer.pack(jobs, args.verify, app.console, record, again)
-        except LauncherError as error:
-            error.log = error.log or record.folder / "log.txt"
-            raise
-    up = "./start.sh rehearse" if args.rehearsal else "./start.sh"
+    settings = _write(app, args, PACK)
     store = settings.text("ENGRAM_STORE")
     if store != "file":
         app.console.warn(f"ENGRAM_STORE={store} does not use them; file does")
     elif not args.verify:
-        app.console.say(f"next: {up} uses them by itself; ranks that serve are started anew")
+        _say_next(app, args)
     return 0
+
+
+def prepare(app: App, args: argparse.Namespace) -> int:
+    """Both ranks' prepared weights, beside whatever serves."""
+    _write(app, args, PREPARE)
+    if not args.verify:
+        _say_next(app, args)
+    return 0
+
+
+def _say_next(app: App, args: argparse.Namespace) -> None:
+    up = "./start.sh rehearse" if args.rehearsal else "./start.sh"
+    app.console.say(f"next: {up} uses them by itself; ranks that serve are started anew")
+
+
+def _write(app: App, args: argparse.Namespace, what: What) -> Settings:
+    """Both ranks' files of one kind; the two kinds lie in one directory, so one at a time."""
+    with lock.hold(app.logs / "pack.lock", what.verb):
+        name = REHEARSAL if args.rehearsal else PAIR
+        settings = app.settings(args.set, deployment=name)
+        record = app.open_run()
+        if args.rehearsal:
+            jobs = rehearsal.packers(app, settings, what)
+            again = f"./start.sh {what.verb} --rehearsal"
+        else:
+            from launcher.pair import packing  # Docker's and paramiko's libraries
+
+            jobs, again = packing.jobs(app, settings, record, what), f"./start.sh {what.verb}"
+        try:
+            packer.pack(jobs, args.verify, app.console, record, again, what)
+        except LauncherError as error:
+            error.log = error.log or record.folder / "log.txt"
+            raise
+    return settings
 
 
 def share(app: App, args: argparse.Namespace) -> int:

@@ -1,5 +1,5 @@
 """Builds the native libraries beside what pyproject.toml says: Engram's row store by a C++
-compiler, EXL3's kernels by nvcc for this machine's GPU or for those that SPARK_CUDA_ARCH names.
+compiler, EXL3's and attention's kernels by nvcc for this machine's GPU or for those that SPARK_CUDA_ARCH names.
 
 Without the compiler the overlay installs all the same; serving then says what is missing.
 """
@@ -32,6 +32,11 @@ ENGRAM = extension(
     "spark_overlay.engram._native", build.sources(), sorted(build.ENGRAM.glob("*.h*"))
 )
 EXL3 = extension("spark_overlay.exl3._cuda", build_cuda.sources(), build_cuda.headers())
+ATTENTION = extension(
+    "spark_overlay.attention._cuda",
+    build_cuda.sources(build_cuda.ATTENTION),
+    build_cuda.headers(build_cuda.ATTENTION),
+)
 
 
 class BuildNative(build_ext):
@@ -45,10 +50,12 @@ class BuildNative(build_ext):
         try:
             if ext is EXL3:
                 build_cuda.build(out)
+            elif ext is ATTENTION:
+                build_cuda.build(out, files=build_cuda.sources(build_cuda.ATTENTION))
             else:
                 build.build(out)
         except (build.BuildError, build_cuda.BuildError) as error:
             print(f"warning: {ext.name} is not built: {error}", file=sys.stderr)
 
 
-setup(ext_modules=[ENGRAM, EXL3], cmdclass={"build_ext": BuildNative})
+setup(ext_modules=[ENGRAM, EXL3, ATTENTION], cmdclass={"build_ext": BuildNative})

@@ -216,7 +216,8 @@ def test_the_overlay_learns_where_each_ranks_tables_are_and_how_chats_are_sample
     tmp_path: Path,
 ) -> None:
     site = pair()
-    other = replace(site.worker, engram_dir='/other "place"', packed_dir="/packed")
+    own = {"packed_dir": "/packed", "prepared_dir": "/own"}
+    other = replace(site.worker, engram_dir='/other "place"', **own)
     site = replace(site, worker=other)
     text = "ENGRAM_STORE=memory\nAPI_SAMPLING=request\nDSV41_IO_THREADS=96\n"
     text += "DSV41_CACHE_GIB=1.5\nDSV41_STATS_SECONDS=0\n"
@@ -234,7 +235,7 @@ def test_the_overlay_learns_where_each_ranks_tables_are_and_how_chats_are_sample
         "memory_release_at_end": False,
         "indexer_prefill_factor": 1,
     }
-    packed = {"engram_packed_dir": "/packed"}
+    packed = {"engram_packed_dir": "/packed", "weights_prepared_dir": "/own"}
     assert configs == [
         {"spark_overlay": {"engram_dir": "/engram-src", **told}},
         {"spark_overlay": {"engram_dir": '/other "place"', **packed, **told}},

@@ -26,6 +26,7 @@ def test_what_is_not_said_is_the_default() -> None:
         "engram_dir": "/engram-src",
         "engram_store": "plain",
         "engram_packed_dir": "/packed",
+        "weights_prepared_dir": "/packed",
         "engram_io_threads": 96,
         "engram_cache_gib": 1.5,
         "engram_stats_seconds": 60,

@@ -20,6 +20,8 @@ if str(BENCHMARKS) not in sys.path:
     sys.path.insert(0, str(BENCHMARKS))
 
 import exl3_peer  # noqa: E402
+import exl3_peer_many  # noqa: E402
+import exl3_prefill  # noqa: E402
 import exl3_shapes as shapes  # noqa: E402
 
 import exl3  # noqa: E402
@@ -90,3 +92,26 @@ def test_another_file_than_the_peers_wheel_is_refused(tmp_path: Path) -> None:
     other.write_bytes(b"")
     with pytest.raises(exl3_peer.PeerError, match=r"pip download --no-deps exllamav3==1\.6\.5"):
         exl3_peer.built(other, tmp_path, "2.11.0", "90a", tmp_path)
+
+
+def test_prefills_bars_are_the_worst_that_was_measured() -> None:
+    def row(name: str, **values: float) -> dict[str, object]:
+        return {"name": name, "values": values}
+
+    rows = [row(f"experts K=3, {n} tokens", ratio=r) for n, r in ((512, 1.0), (1024, 4.0))]
+    rows += [row("experts K=3, 4096 tokens", ratio=3.0), row("layer, 1024 tokens", ratio=1.0)]
+    rows += [row("rotate [8, 128]", share_of_copy=0.9), row("finish [8, 128]", share_of_copy=0.7)]
+    assert list(exl3_prefill.bars(rows).values()) == [3.0, None, 0.7]
+    assert exl3_prefill.beside(2.0, None)["peer"] == "not here"
+    assert exl3_prefill.beside(2.0, 5.0)["ratio"] == 2.5
+
+
+def test_the_peers_tiles_hold_every_expert_once() -> None:
+    counts = [0, 1, 16, 17, 32, 33, 256]
+    tiles = exl3_peer_many.tiles(counts)
+    assert [(rows, active) for _, _, rows, active in tiles] == [(64, 2), (32, 2), (16, 2)]
+    for count in counts[1:]:
+        assert sum(low <= count <= high for low, high, _, _ in tiles) == 1
+    assert exl3_peer_many.tiles([5]) == [(1, 16, 16, 1)]
+    with pytest.raises(ValueError, match="257 rows"):
+        exl3_peer_many.tiles([257])

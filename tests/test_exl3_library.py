@@ -17,12 +17,17 @@ from pathlib import Path
 
 import pytest
 
-from spark_overlay.exl3.cuda import library, plan
+from spark_overlay.exl3.cuda import library, many, plan
 
 API = Path(__file__).resolve().parents[1] / "overlay" / "csrc" / "exl3" / "api.h"
+MANY = API.with_name("many.h")  # includes the first
 #: Where ctypes may not use the header's name: ``in`` is a word of Python's.
 RENAMED = {"in": "inputs", "out": "outputs"}
-STRUCTURES = {"exl3_shard": library.Shard, "exl3_experts_args": library.Experts}
+STRUCTURES = {
+    "exl3_shard": library.Shard,
+    "exl3_experts_args": library.Experts,
+    "exl3_prefill_args": many.Prefill,
+}
 
 
 def compiled(code: str, out: Path, *flags: str) -> Path:
@@ -33,14 +38,14 @@ def compiled(code: str, out: Path, *flags: str) -> Path:
             pytest.fail("no g++")
         pytest.skip("no g++")
     file = out.with_suffix(".cpp")
-    file.write_text(f'#include "{API}"\n#include <cstdio>\n#include <cstddef>\n{code}')
+    file.write_text(f'#include "{MANY}"\n#include <cstdio>\n#include <cstddef>\n{code}')
     subprocess.run([tool, str(file), "-o", str(out), *flags], check=True)
     return out
 
 
 def fields(name: str) -> list[str]:
     """A structure's fields, read off the header in their order."""
-    text = re.sub(r"/\*.*?\*/", "", API.read_text(), flags=re.DOTALL)
+    text = re.sub(r"/\*.*?\*/", "", API.read_text() + MANY.read_text(), flags=re.DOTALL)
     (body,) = re.findall(r"typedef struct \{([^}]*)\} " + name + ";", text)
     return [re.sub(r".*[ *]", "", line.strip()) for line in body.split(";") if line.strip()]
 
@@ -90,7 +95,7 @@ def test_something_else_is_not_loaded(tmp_path: Path) -> None:
 def test_another_version_is_not_loaded(tmp_path: Path) -> None:
     code = "int exl3_abi(void) { return 99; }"
     file = compiled(code, tmp_path / "_cuda.so", "-shared", "-fPIC")
-    with pytest.raises(library.Exl3CudaError, match="has interface 99, expected 1"):
+    with pytest.raises(library.Exl3CudaError, match=f"has interface 99, expected {library.ABI}"):
         library.Library(file)
 
 

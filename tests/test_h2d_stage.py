@@ -128,7 +128,8 @@ def test_a_rank_s_bytes_are_its_slice_of_the_array(
 
 def tensors(file: Path, sizes: list[tuple[int, int, int, int]]) -> list[Wanted]:
     """Of (bytes before it, run, bytes between runs, runs)."""
-    found, at = [], 0
+    found: list[Wanted] = []
+    at = 0
     for before, run, apart, count in sizes:
         cut = Cut(at + before, run, run + apart, count)
         at = cut.end

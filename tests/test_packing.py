@@ -12,7 +12,7 @@ import json
 import threading
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +33,7 @@ from launcher.packing import container, words
 from launcher.packing.container import ContainerJob, packer
 from launcher.packing.local import LocalJob
 from launcher.packing.run import Ended, pack
+from launcher.packing.words import PREPARE
 from launcher.preflight import check
 from launcher.preflight.weights import packs as preflight_packs
 from launcher.record import Record
@@ -308,6 +309,41 @@ def test_a_packers_container_gets_two_directories_and_nothing_else(tmp_path: Pat
     assert "dsv41.owner" not in made.labels and made.labels[container.PACKER] == "me:/kit"
 
 
+def test_prepared_weights_are_made_of_the_checkpoint(tmp_path: Path) -> None:
+    settings = settings_of(tmp_path, "")
+    rank = Rank(0, "head", "head", ("python3", "-m", "x"), {"SPARK_LAUNCH_ID": "ab"}, {}, {})
+    made = packer(rank, settings, PLACE, "me:/kit", PREPARE)
+    assert made.name == "dsv41-exl3-head-prepare"
+    mounts = {one["Target"]: (one["Source"], one["ReadOnly"]) for one in made.host()["mounts"]}
+    assert mounts == {"/model": ("/srv/model", True), "/engram-packed": ("/srv/packs", False)}
+    machine = Machine(
+        ["absent", "running", "exited"], ["/engram-packed/w: not of /model/config.json"]
+    )
+    one = replace(job(machine)[0], what=PREPARE)
+    lines: list[str] = []
+    one.run(["--plan"], lines.append, threading.Event())
+    assert lines == ["/srv/packs/w: not of /srv/model/config.json"]
+    assert machine.started[0].argv[:5] == (
+        "python3", "-m", "spark_overlay.loading.prepare", "--source", "/model",
+    )  # fmt: skip
+    assert words.argv("py", "/model", "/out", 1, ["--plan"], PREPARE) == (
+        "py", "-m", "spark_overlay.loading.prepare",
+        "--source", "/model", "--out", "/out", "--rank", "1", "--tp", "2", "--plan",
+    )  # fmt: skip
+
+
+def test_what_is_said_of_prepared_files(tmp_path: Path) -> None:
+    console, record = Told(), Record(tmp_path)
+    jobs = [Fake("head", plan()), Fake("worker", plan(left=0, absent=()))]
+    pack(jobs, False, console, record, "./start.sh prepare", PREPARE)
+    assert "all prepared files are whole" in console.said.getvalue()
+    assert "looking at the checkpoint" in console.shown[0]
+    failed = [Fake("head", plan(), status=1), Fake("worker", plan())]
+    with pytest.raises(LauncherError, match="prepared files of this source") as caught:
+        pack(failed, False, console, record, "./start.sh prepare", PREPARE)
+    assert "begins a file that is not whole anew" in caught.value.do_next
+
+
 # ---- what is used ----
 
 
@@ -336,14 +372,16 @@ def test_only_whole_files_of_the_rank_count(tmp_path: Path) -> None:
     folder = files(
         tmp_path, "engram-l1-r0of2.bin", "engram-l14-r0of2.bin.tmp", "engram-l1-r1of4.bin",
         "engram-l1-r0of2.bin.progress", "engram-lx-r0of2.bin",
+        "weights-r0of2.safetensors", "weights-r0of2.safetensors.tmp",
     )  # fmt: skip
     fact = PacksFact()
     for place in (folder, folder / "none", ""):
         done = LocalNode().run([*fact.argv, "", "", str(place)])
         assert (done.status, done.err) == (0, b"")
         found = fact.parse(done.text)
-        expected = {"engram-l1-r0of2.bin": 7, "engram-l1-r1of4.bin": 7} if place == folder else {}
-        assert found == Packs(expected)
+        names = ("engram-l1-r0of2.bin", "engram-l1-r1of4.bin", "weights-r0of2.safetensors")
+        assert found == Packs(dict.fromkeys(names, 7) if place == folder else {})
+        assert found.weights(0) is (place == folder) and not found.weights(1)
     assert Packs({"engram-l1-r0of2.bin": 7, "engram-l1-r1of4.bin": 7}).of(0) == (
         "engram-l1-r0of2.bin",
     )
@@ -361,6 +399,9 @@ def test_the_rehearsal_uses_its_packs_where_rows_are_read_by_native_code(
     assert rehearsal.packed_dir(settings, folder, "head") == ""
     expected = str(folder / "packed") if store == "file" else ""
     assert rehearsal.packed_dir(settings, folder, "worker") == expected
+    (folder / "packed" / "weights-r0of2.safetensors").touch()
+    assert rehearsal.prepared_dir(folder, "head") == str(folder / "packed")
+    assert rehearsal.prepared_dir(folder, "worker") == ""
 
 
 def test_a_local_packer_is_a_process_that_ends_when_it_is_told(tmp_path: Path) -> None:

@@ -29,6 +29,7 @@ from launcher.steps.base import Context
 from launcher.steps.launch import stop_all
 from launcher.steps.ready import UNREACHABLE, Ready
 from launcher.steps.stages import FIRST, Stages
+from spark_overlay.loading.progress import Progress
 
 GONE = RankStatus("worker", "unreachable", note="no route to host")
 
@@ -193,3 +194,16 @@ def test_the_stage_is_the_last_one_told() -> None:
     assert stages.now == "the API is up"
     stages.feed(["a new log"])
     assert stages.now == "the API is up"
+
+
+def test_loading_is_told_as_the_loader_writes_it() -> None:
+    now, lines = [0.0], list[str]()
+    progress = Progress("rank 1 of 2", 100 << 30, 60 << 30, lines.append, lambda: now[0])
+    now[0] = 10.0
+    progress.add(25 << 30)
+    stages = Stages()
+    stages.feed(f"INFO 11-30 [progress.py:60] {line}" for line in lines)
+    assert stages.now == "weights are loaded (25 %, 2.50 GiB/s, 30 s left)"
+    progress.end()
+    stages.feed(lines[-1:])
+    assert stages.now == "weights are loaded"

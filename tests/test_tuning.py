@@ -30,6 +30,7 @@ from launcher.record import Secrets, open_run
 from launcher.runtimes.base import RankStatus
 from launcher.tuning import run, table
 from launcher.tuning.run import Tuning
+from spark_overlay.attention.select import wishes
 
 PLACE = NodePlace("/srv/model", "/srv/engram-src", "/srv/cache", devices=("/dev/nvidia0",))
 MEASURED: dict[str, Any] = {
@@ -105,6 +106,18 @@ def test_both_nodes_get_the_same_bytes(tmp_path: Path) -> None:
     assert machine.stops == 1, "the container is gone"
 
 
+def test_a_choice_of_attention_alone_is_a_table_and_is_told(tmp_path: Path) -> None:
+    value = {**MEASURED, "group": [], "attention": "portable"}
+    found = tuning(tmp_path, Machine(said(value))).run()
+    assert found is not None and str(found).endswith("; portable attention")
+    both = placed(tmp_path)
+    assert both["head"] == both["worker"] and json.loads(found.text)["attention"] == "portable"
+    # A rank reads it there.
+    file = tmp_path / "table.json"
+    file.write_bytes(found.text)
+    assert wishes({"SPARK_EXL3_TABLE": str(file)}, None).tuned == "portable"
+
+
 def test_where_nothing_beats_the_rule_neither_has_a_table(tmp_path: Path) -> None:
     assert tuning(tmp_path, Machine(said(MEASURED))).run() is not None
     assert tuning(tmp_path, Machine(said(None))).run() is None
@@ -120,10 +133,21 @@ def test_where_nothing_beats_the_rule_neither_has_a_table(tmp_path: Path) -> Non
         said({**MEASURED, "group": []}),
         said({**MEASURED, "group": [{**MEASURED["group"][0], "warps": 64}]}),
         said({**MEASURED, "sms": "many"}),
+        said({**MEASURED, "attention": "fast"}),
         said([1]),
         ["table {"],
     ],
-    ids=["none", "two", "modelled", "empty", "no launch", "no number", "a list", "cut off"],
+    ids=[
+        "none",
+        "two",
+        "modelled",
+        "empty",
+        "no launch",
+        "no number",
+        "no choice",
+        "a list",
+        "cut off",
+    ],
 )
 def test_what_may_not_serve_changes_nothing(tmp_path: Path, lines: list[str]) -> None:
     tuning(tmp_path, Machine(said(MEASURED))).run()

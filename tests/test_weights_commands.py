@@ -69,10 +69,56 @@ def test_the_exporter_has_two_directories_read_only_and_our_label() -> None:
         "type=bind,source=/root of it,target=/export,bind-propagation=rprivate",
         "type=bind,source=/srv/model,target=/export/dsv41-exl3,readonly",
         "type=bind,source=/srv/engram,target=/export/dsv41-engram,readonly",
+        "type=volume,source=name-state,target=/var/lib/nfs",
     ]
     labels = [words[at + 1] for at, word in enumerate(words) if word == "--label"]
     assert labels == ["dsv41.exporter=spark:/kit", f"dsv41.export={EXPORT.mark()}"]
     assert f"EXPORTS={EXPORT.text()}" in words and words[-1] == "image:local"
+
+
+# Rows of /proc/net/tcp and tcp6: the kernel writes an address's last number first.
+OURS = "   0: 0100630A:0801 00000000:0000 0A 00000000:00000000 00:00000000 00000000 0\n"
+EVERY = OURS.replace("0100630A", "00000000")
+SIX = OURS.replace("0100630A", "0" * 32)
+CALLER = OURS.replace(" 0A ", " 01 ").replace("0100630A", "0200630A")
+OTHER = EVERY.replace(":0801", ":0016")
+HEADING = "  sl  local_address rem_address   st tx_queue rx_queue tr tm->when retrnsmt   uid\n"
+LISTENERS = [
+    (HEADING + OTHER + CALLER, frozenset()),
+    (HEADING + OTHER + OURS + CALLER, {"10.99.0.1"}),
+    (HEADING + EVERY, {"*"}),
+    (HEADING + HEADING + SIX, {"*"}),
+    (HEADING + OURS + HEADING + SIX, {"10.99.0.1", "*"}),
+]
+
+
+@pytest.mark.parametrize(("tables", "found"), LISTENERS)
+def test_whose_server_listens_is_seen_by_its_address(
+    tables: str, found: frozenset[str], tmp_path: Path
+) -> None:
+    """By the launcher, and by the exporter, which ends what a killed one left and nothing else."""
+    assert nfs.listening(tables) == found
+    entry = (Path(__file__).resolve().parents[1] / "docker/nfs/entrypoint.sh").read_text()
+    function = entry[entry.index("left() {") :].partition("\n}\n")[0] + "\n}"
+    assert "/proc/net/tcp /proc/net/tcp6" in function
+
+    def left(boot: str, address: str = "10.99.0.1") -> bool:
+        (tmp_path / "net").write_text(tables)
+        (tmp_path / "boot").write_text(boot + "\n")
+        code = function.replace("/proc/net/tcp /proc/net/tcp6", str(tmp_path / "net"))
+        code += f"\nset -eu; mine={tmp_path}/boot boot=now NFS_ADDRESS={address}; left || exit 1"
+        return subprocess.run(["sh", "-c", code], check=False).returncode == 0
+
+    assert left("now") == (not found - {"10.99.0.1"})
+    assert not left("before")
+    if found:
+        assert not left("now", "10.99.0.3")
+
+
+def test_an_exporter_is_asked_to_end_before_it_is_removed() -> None:
+    """Killed, it leaves the kernel's server running."""
+    stop, remove = nfs.end("name")
+    assert stop[:2] == ("docker", "stop") and remove == ("docker", "rm", "--force", "name")
 
 
 def test_the_hosts_own_server_is_told_the_same(tmp_path: Path) -> None:

@@ -132,9 +132,11 @@ def exporter(export: Export, image: str, name: str, owner: str) -> tuple[str, ..
     """Starts the exporter. It needs the kernel's server, which no lesser right than this gives."""
     binds = [f"type=bind,source={export.root},target={ROOT},bind-propagation=rprivate"]
     binds += [
-        f"type=bind,source={source},target={ROOT}/{name},readonly"
-        for name, source in export.directories.items()
+        f"type=bind,source={source},target={ROOT}/{below},readonly"
+        for below, source in export.directories.items()
     ]
+    # What the server must know when the container is another: its clients, and that it is ours.
+    binds.append(f"type=volume,source={name}-state,target=/var/lib/nfs")
     mounts = [word for bind in binds for word in ("--mount", bind)]
     return (
         "docker", "run", "--detach", "--name", name, "--restart", "unless-stopped",
@@ -143,6 +145,25 @@ def exporter(export: Export, image: str, name: str, owner: str) -> tuple[str, ..
         "--env", f"EXPORTS={export.text()}", "--env", f"NFS_ADDRESS={export.address}",
         "--log-opt", "max-size=1m", *mounts, image,
     )  # fmt: skip
+
+
+def end(name: str) -> tuple[tuple[str, ...], ...]:
+    """Ends the exporter. Killed, it would leave the kernel's server running."""
+    return (("docker", "stop", "--time", "20", name), ("docker", "rm", "--force", name))
+
+
+def listening(tables: str) -> frozenset[str]:
+    """The addresses that a server of NFS listens at, by /proc/net/tcp and tcp6; "*" for one that is
+    not an IPv4 address of its own."""
+    found = set()
+    for row in tables.splitlines():
+        words = row.split()
+        if len(words) < 4 or words[3] != "0A" or not words[1].endswith(f":{PORT:04X}"):
+            continue
+        number = words[1].partition(":")[0]
+        alone = len(number) == 8 and int(number, 16)
+        found.add(str(ipaddress.IPv4Address(bytes.fromhex(number)[::-1])) if alone else "*")
+    return frozenset(found)
 
 
 # ---- the host's own server (HOST_NFS=1) ----

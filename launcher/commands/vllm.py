@@ -29,6 +29,7 @@ class RankPlace:
     api_host: str
     api_port: int
     packed_dir: str = ""  # of this rank's packed rows; empty: there is none
+    prepared_dir: str = ""  # of this rank's prepared weights; empty: there is none
 
 
 def serve_arguments(settings: Settings, place: RankPlace) -> tuple[str, ...]:
@@ -71,6 +72,7 @@ def serve_arguments(settings: Settings, place: RankPlace) -> tuple[str, ...]:
         "engram_dir": place.engram_dir,
         "engram_store": s.text("ENGRAM_STORE"),
         **({"engram_packed_dir": place.packed_dir} if place.packed_dir else {}),
+        **({"weights_prepared_dir": place.prepared_dir} if place.prepared_dir else {}),
         "engram_io_threads": s.int("DSV41_IO_THREADS"),
         "engram_cache_gib": s.number("DSV41_CACHE_GIB"),
         "engram_stats_seconds": s.int("DSV41_STATS_SECONDS"),

@@ -1,4 +1,4 @@
-"""Packed Engram files: which ranks' rows lie in a directory."""
+"""Packed Engram files and prepared weights: whose lie in a directory."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from launcher.facts.base import HOME, shell
 
 _NAME = re.compile(r"engram-l(\d+)-r(\d+)of(\d+)\.bin")
+_WEIGHTS = re.compile(r"weights-r(\d+)of(\d+)\.safetensors")
 
 
 @dataclass(frozen=True)
@@ -24,6 +25,10 @@ class Packs:
             if (found := _NAME.fullmatch(name)) and (int(found[2]), int(found[3])) == (rank, tp)
         )
 
+    def weights(self, rank: int, tp: int = 2) -> bool:
+        """Whether this rank's prepared weights are there."""
+        return f"weights-r{rank}of{tp}.safetensors" in self.sizes
+
 
 @dataclass(frozen=True)
 class PacksFact:
@@ -32,10 +37,13 @@ class PacksFact:
     key: str = "packs"
     argv: tuple[str, ...] = shell(
         'p=$3; [ -n "$p" ] || exit 0; ' + HOME + '; [ -d "$q" ] || exit 0; '
-        "find -L \"$q\" -maxdepth 1 -type f -name 'engram-l*-r*of*.bin' -printf '%s %f\\n'"
+        'find -L "$q" -maxdepth 1 -type f '
+        "\\( -name 'engram-l*-r*of*.bin' -o -name 'weights-r*of*.safetensors' \\) "
+        "-printf '%s %f\\n'"
     )
     takes_paths: bool = True
 
     def parse(self, text: str) -> Packs:
         rows = (row.partition(" ") for row in text.splitlines() if row.strip())
-        return Packs({name: int(size) for size, _, name in rows if _NAME.fullmatch(name)})
+        ours = (row for row in rows if _NAME.fullmatch(row[2]) or _WEIGHTS.fullmatch(row[2]))
+        return Packs({name: int(size) for size, _, name in ours})

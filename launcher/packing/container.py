@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from launcher.commands.container import (
     ENGRAM,
     LAUNCH,
+    MODEL,
     PACKED,
     ROLE,
     Container,
@@ -21,7 +22,7 @@ from launcher.commands.container import (
 from launcher.deployment import Rank, Role
 from launcher.errors import LauncherError
 from launcher.packing.run import Ended
-from launcher.packing.words import argv, translated
+from launcher.packing.words import PACK, What, argv, translated
 from launcher.runtimes.base import Runtime
 from launcher.settings.values import Settings
 
@@ -32,19 +33,25 @@ INSIST = 30.0  # seconds
 LOST = 120.0  # seconds without its node, after which it is given up
 
 
-def name_of(settings: Settings, role: Role) -> str:
-    return f"{container_name(settings, role)}-pack"
+#: Where a packer finds what it reads.
+INSIDE = {"engram": ENGRAM, "model": MODEL}
 
 
-def packer(rank: Rank, settings: Settings, place: NodePlace, owner: str) -> Container:
+def name_of(settings: Settings, role: Role, what: What = PACK) -> str:
+    return f"{container_name(settings, role)}-{what.verb}"
+
+
+def packer(
+    rank: Rank, settings: Settings, place: NodePlace, owner: str, what: What = PACK
+) -> Container:
     """The source to read, the packed files' directory to write, and nothing else."""
     return Container(
-        name=name_of(settings, rank.role),
+        name=name_of(settings, rank.role, what),
         image=settings.text("IMAGE"),
         argv=rank.argv,
         env=dict(rank.env),
         labels={LAUNCH: rank.env["SPARK_LAUNCH_ID"], ROLE: rank.role, PACKER: owner},
-        mounts=(place.mount_of("engram"), Mount(place.packed_dir, PACKED, read_only=False)),
+        mounts=(place.mount_of(what.source), Mount(place.packed_dir, PACKED, read_only=False)),
         devices=(),
         gpus=False,
         ulimits=(),
@@ -62,6 +69,7 @@ class ContainerJob:
     place: NodePlace
     sleep: Callable[[float], None] = time.sleep
     clock: Callable[[], float] = time.monotonic
+    what: What = PACK
 
     @property
     def where(self) -> str:
@@ -77,7 +85,8 @@ class ContainerJob:
 
     @property
     def _paths(self) -> Mapping[str, str]:
-        return {PACKED: self.place.packed_dir, ENGRAM: self.place.engram_dir}
+        source = self.place.model_dir if self.what.source == "model" else self.place.engram_dir
+        return {PACKED: self.place.packed_dir, INSIDE[self.what.source]: source}
 
     def run(
         self, extra: Sequence[str], line: Callable[[str], None], stop: threading.Event
@@ -86,7 +95,7 @@ class ContainerJob:
         if self.runtime.inspect(self.role).running:
             self.runtime.stop(self.role, GRACE)
         launch = uuid.uuid4().hex[:12]
-        words = argv("python3", ENGRAM, PACKED, self.rank, extra)
+        words = argv("python3", INSIDE[self.what.source], PACKED, self.rank, extra, self.what)
         rank = Rank(self.rank, self.role, self.role, words, {"SPARK_LAUNCH_ID": launch}, {}, {})
         try:
             self.runtime.start(rank, launch)
@@ -104,8 +113,8 @@ class ContainerJob:
                     raise LauncherError(
                         f"its packer could not be ended: {status.note}",
                         "a node that answers",
-                        "nothing is lost: it goes on by itself, and the next ./start.sh pack ends"
-                        " it or finds it done",
+                        "nothing is lost: it goes on by itself, and the next"
+                        f" ./start.sh {self.what.verb} ends it or finds it done",
                     )
                 return
             self.sleep(POLL)
@@ -125,7 +134,7 @@ class ContainerJob:
                     f"its packer cannot be seen for {LOST:.0f} s: {status.note}",
                     "a node that answers",
                     "./start.sh doctor tells what is wrong; the packer goes on by itself if it can,"
-                    " and ./start.sh pack goes on with what it wrote",
+                    f" and the next ./start.sh {self.what.verb} ends it or finds it done",
                 )
             if stop.is_set():
                 return Ended(None, "was stopped")

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from launcher.nodes.base import Node
 from launcher.packing.run import Ended
-from launcher.packing.words import argv
+from launcher.packing.words import PACK, What, argv
 
 FOREVER = 7 * 86400.0  # seconds
 
@@ -26,6 +26,7 @@ class LocalJob:
     python: Path
     source: Path
     out: Path
+    what: What = PACK
 
     @property
     def where(self) -> str:
@@ -46,7 +47,7 @@ class LocalJob:
             if stop.is_set():
                 raise _Stop
 
-        words = argv(str(self.python), str(self.source), str(self.out), self.rank, extra)
+        words = argv(str(self.python), str(self.source), str(self.out), self.rank, extra, self.what)
         try:
             done = self.machine.run(words, timeout=FOREVER, line=line, tick=tick)
         except _Stop:

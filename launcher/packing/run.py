@@ -12,7 +12,7 @@ from launcher.clock import span
 from launcher.console import Console
 from launcher.errors import LauncherError
 from launcher.findings import Finding, refuse
-from launcher.packing.words import Plan, Progress, both, plan_of, progress, size
+from launcher.packing.words import PACK, Plan, Progress, What, both, plan_of, progress, size
 from launcher.record import Record
 
 LOOK = 0.5  # seconds between two progress lines
@@ -67,15 +67,20 @@ class _Run:
 
 
 def pack(
-    jobs: Sequence[Job], verify: bool, console: Console, record: Record, again: str
+    jobs: Sequence[Job],
+    verify: bool,
+    console: Console,
+    record: Record,
+    again: str,
+    what: What = PACK,
 ) -> dict[str, Plan]:
     """Write, or with ``verify`` compare, the files of every job. Raises LauncherError with all that
     went wrong; ``again`` is the command that goes on then. Returns the plans, as they were before.
     """
     since = console.now()
-    console.progress("looking at the tables and the drives of both ranks", since)
+    console.progress(f"looking at {what.looked} and the drives of both ranks", since)
     runs = _side_by_side(jobs, ["--plan"], console, record, show=False)
-    refuse([found for run in runs if (found := _wrong(run, again, record))])
+    refuse([found for run in runs if (found := _wrong(run, again, record, what))])
     plans = {run.job.role: plan for run in runs if (plan := plan_of(run.lines))}
     lost = [run for run in runs if run.job.role not in plans]
     refuse([_no_plan(run, again) for run in lost])
@@ -84,21 +89,21 @@ def pack(
     todo = [job for job in jobs if verify or plans[job.role].absent]
     for job in jobs:
         plan = plans[job.role]
-        console.say(f"  {job.role}: {job.where}: {_told(plan, verify)}")
+        console.say(f"  {job.role}: {job.where}: {_told(plan, verify, what)}")
         record.event(STEP, "planned", role=job.role, where=job.where, left=plan.left)
     if todo:
         began = time.monotonic()
         console.quiet_from_here()
         runs = _side_by_side(todo, ["--verify"] if verify else [], console, record, show=True)
-        refuse([found for run in runs if (found := _wrong(run, again, record))])
-        done = "equal to the shards" if verify else "whole"
-        console.say(f"all packed files are {done} ({span(time.monotonic() - began)})", "good")
+        refuse([found for run in runs if (found := _wrong(run, again, record, what))])
+        done = f"equal to {what.original}" if verify else "whole"
+        console.say(f"all {what.files} are {done} ({span(time.monotonic() - began)})", "good")
     return plans
 
 
-def _told(plan: Plan, verify: bool) -> str:
+def _told(plan: Plan, verify: bool, what: What) -> str:
     if verify:
-        return f"{size(plan.total)} to compare with the shards, row by row"
+        return f"{size(plan.total)} to compare with {what.original}, {what.units}"
     if not plan.absent:
         return f"{size(plan.total)}, whole: nothing to do"
     rest = f" of {size(plan.total)}, the rest is there" if plan.left < plan.total else ""
@@ -161,7 +166,7 @@ def _work(run: _Run, extra: Sequence[str], stop: threading.Event, record: Record
         run.over.set()
 
 
-def _wrong(run: _Run, again: str, record: Record) -> Finding | None:
+def _wrong(run: _Run, again: str, record: Record, what: What) -> Finding | None:
     role = run.job.role
     if isinstance(run.error, LauncherError):
         return Finding(f"{role}: {run.error.found}", run.error.needed, run.error.do_next)
@@ -175,8 +180,8 @@ def _wrong(run: _Run, again: str, record: Record) -> Finding | None:
     told = "\n".join(said[-4:]) or "it said nothing"
     return Finding(
         f"the {role}'s packer {run.ended.how}: {told}",
-        f"packed files of this source in {run.job.where} on the {role}, whole or not begun",
-        f"do what it says, then {again}: it goes on where it stopped",
+        f"{what.files} of this source in {run.job.where} on the {role}, whole or not begun",
+        f"do what it says, then {again}: {what.kept}",
     )
 
 

@@ -1,4 +1,4 @@
-"""What ``spark_overlay.engram.pack`` is told, and what it says. Pure."""
+"""What the overlay's packers are told, and what they say: two modules, one language. Pure."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 from launcher.clock import span
 
-MODULE = "spark_overlay.engram.pack"
 TP = 2
 GB = 1e9
 
@@ -19,10 +19,50 @@ _PROGRESS = re.compile(
 )
 
 
-def argv(python: str, source: str, out: str, rank: int, extra: Sequence[str]) -> tuple[str, ...]:
+@dataclass(frozen=True)
+class What:
+    """What is written, from which of a node's sources. ``verb`` is ./start.sh's."""
+
+    verb: Literal["pack", "prepare"]
+    module: str
+    source: Literal["engram", "model"]
+    #: In words: what is looked at, what is written, what that is compared with and how.
+    looked: str
+    files: str
+    original: str
+    units: str
+    #: What becomes of a run that was stopped.
+    kept: str
+
+
+PACK = What(
+    "pack",
+    "spark_overlay.engram.pack",
+    "engram",
+    "the tables",
+    "packed files",
+    "the shards",
+    "row by row",
+    "it goes on where it stopped",
+)
+PREPARE = What(
+    "prepare",
+    "spark_overlay.loading.prepare",
+    "model",
+    "the checkpoint",
+    "prepared files",
+    "the checkpoint",
+    "byte by byte",
+    "it begins a file that is not whole anew",
+)
+
+
+def argv(
+    python: str, source: str, out: str, rank: int, extra: Sequence[str], what: What = PACK
+) -> tuple[str, ...]:
     """One rank's packer; ``extra`` is --plan, --verify or nothing."""
     return (
-        python, "-m", MODULE,
+        python, "-m", what.module,
         "--source", source, "--out", out, "--rank", str(rank), "--tp", str(TP), *extra,
     )  # fmt: skip
 

@@ -69,7 +69,13 @@ def build(app: App, settings: Settings, record: Record) -> tuple[Context, Sequen
     def plan(launch_id: str, master_port: int) -> Deployment:
         link = seen().link
         assert link is not None  # the preflight ends where there is none
-        there = site(settings, link, packed_roles(settings, seen()), tuned_env(seen()))
+        there = site(
+            settings,
+            link,
+            packed_roles(settings, seen()),
+            tuned_env(seen()),
+            prepared_roles(seen()),
+        )
         return deploy(settings, there, launch_id)
 
     def describe(rank: Rank) -> Container:
@@ -174,6 +180,12 @@ def packed_roles(settings: Settings, seen: look.Seen) -> tuple[Role, ...]:
     return tuple(role for role in both if seen.packs(role))
 
 
+def prepared_roles(seen: look.Seen) -> tuple[Role, ...]:
+    """Whose node has prepared weights, which its rank will read after checking whose they are."""
+    both: tuple[Role, Role] = ("head", "worker")
+    return tuple(role for role in both if seen.prepared(role))
+
+
 def tuned_env(seen: look.Seen) -> dict[str, str]:
     """Names the launch table to both ranks; the preflight has found the same one on both nodes."""
     digest = _tuned(seen.head)
@@ -195,4 +207,5 @@ def _tuned(survey: Survey) -> str:
 
 def with_packs(settings: Settings, seen: look.Seen, role: Role, found: NodePlace) -> NodePlace:
     """Without packed files their directory is not mounted: it need not exist."""
-    return found if role in packed_roles(settings, seen) else replace(found, packed_dir="")
+    used = role in packed_roles(settings, seen) or role in prepared_roles(seen)
+    return found if used else replace(found, packed_dir="")

@@ -75,6 +75,11 @@ class Seen:
         survey, rank = (self.head, 0) if role == "head" else (self.worker, 1)
         return survey.packs.of(rank) if isinstance(survey.packs, Packs) else ()
 
+    def prepared(self, role: Role) -> bool:
+        """Whether the node of ``role`` has its rank's prepared weights; unchecked."""
+        survey, rank = (self.head, 0) if role == "head" else (self.worker, 1)
+        return isinstance(survey.packs, Packs) and survey.packs.weights(rank)
+
     def findings(self, probes: Sequence[survey.Probe] = ()) -> list[Finding]:
         found = check(self.given, self.head, self.worker, self.link, self.link_findings, probes)
         if not self.ways:

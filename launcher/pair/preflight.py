@@ -58,7 +58,7 @@ class PairPreflight(Step):
         self._tell_packs(ctx, seen)
 
     def _tell_packs(self, ctx: Context, seen: look.Seen) -> None:
-        """Where each rank's Engram rows come from."""
+        """Where each rank's Engram rows and weights come from."""
         store = ctx.settings.text("ENGRAM_STORE")
         places = {"head": seen.head.paths.packed, "worker": seen.worker.paths.packed}
         roles: tuple[Role, Role] = ("head", "worker")
@@ -70,3 +70,7 @@ class PairPreflight(Step):
             ctx.record.event(self.key, "engram rows", node=role, where=where)
             if names:
                 ctx.console.say(f"  {role}: Engram rows from {where}")
+            weights = places[role] if seen.prepared(role) else "the checkpoint"
+            ctx.record.event(self.key, "weights", node=role, where=weights)
+            if seen.prepared(role):
+                ctx.console.say(f"  {role}: weights from its own file in {weights}")

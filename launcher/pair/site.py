@@ -17,9 +17,10 @@ def site(
     link: Link,
     packed: Collection[Role] = (),
     extra_env: Mapping[str, str] | None = None,
+    prepared: Collection[Role] = (),
 ) -> Site:
     """Both ranks in their containers, each on its own side of the link. ``packed``: those whose
-    node has packed rows."""
+    node has packed rows; ``prepared``: prepared weights."""
 
     def place(role: Role, side: NodeLink) -> Place:
         return Place(
@@ -33,6 +34,7 @@ def site(
             hcas=side.hcas,
             gid_index=side.gid_index,
             packed_dir=PACKED if role in packed else "",
+            prepared_dir=PACKED if role in prepared else "",
         )
 
     return Site(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 
 # The latest match is the stage.
@@ -12,6 +13,7 @@ STAGES = (
     ("distributed_init_method", "the ranks have met"),
     ("Loading model from scratch", "the model is built"),
     ("Loading safetensors", "weights are loaded"),
+    ("[load] rank", "weights are loaded"),
     ("Model loading took", "weights are in memory"),
     ("KV cache size", "the KV cache is laid out"),
     ("Capturing CUDA graphs", "CUDA graphs are captured"),
@@ -20,6 +22,10 @@ STAGES = (
     ("Application startup complete", "the API is up"),
 )
 FIRST = "vLLM is imported"
+#: Of the loader's progress (spark_overlay.loading.progress): the share and the time left.
+_LOADED = re.compile(
+    r"\[load\] rank .*\((?P<share>\d+ %)\), (?P<rate>[\d.]+ GiB/s), (?P<left>.+) left"
+)
 
 
 class Stages:
@@ -33,3 +39,5 @@ class Stages:
             for mark, stage in STAGES:
                 if mark in line:
                     self.now = stage
+            if found := _LOADED.search(line):
+                self.now += " ({share}, {rate}, {left} left)".format(**found.groupdict())

@@ -7,6 +7,7 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import PurePosixPath
+from typing import get_args
 
 FOLDER, NAME = "tuned", "exl3.json"  # in a node's CACHE_ROOT
 MODULE = "spark_overlay.exl3.cuda.tune"
@@ -21,18 +22,20 @@ class NoTable(ValueError):
 @dataclass(frozen=True)
 class Tuned:
     """``text`` is the file; both nodes get these very bytes. ``groups`` and ``experts``: how many
-    plans are in it."""
+    plans are in it; ``attention``: which class is to serve, where there was a choice."""
 
     text: bytes
     groups: int
     experts: int
+    attention: str = ""
 
     @property
     def digest(self) -> str:
         return hashlib.sha256(self.text).hexdigest()
 
     def __str__(self) -> str:
-        return f"{self.groups} groups of matrices and {self.experts} steps of experts beat the rule"
+        told = f"{self.groups} groups of matrices and {self.experts} steps of experts beat the rule"
+        return f"{told}; {self.attention} attention" if self.attention else told
 
 
 def argv(tp: int = 2) -> tuple[str, ...]:
@@ -44,7 +47,8 @@ def of_lines(lines: Sequence[str]) -> Tuned | None:
 
     Raises NoTable for one that no launch can follow, and where it told neither."""
     import launcher.plan.overlay  # noqa: F401  (before spark_overlay)
-    from spark_overlay.exl3.cuda import plan  # only a tuner's end needs it
+    from spark_overlay.attention.select import Kind  # only a tuner's end needs these
+    from spark_overlay.exl3.cuda import plan
 
     said = [line.removeprefix(MARK) for line in lines if line.startswith(MARK)]
     if len(said) != 1:
@@ -56,10 +60,13 @@ def of_lines(lines: Sequence[str]) -> Tuned | None:
         table = plan.parse(value, "the tuner's")
     except (ValueError, AttributeError) as error:
         raise NoTable(str(error)) from error
-    if table.origin != "measured" or not (table.group or table.experts):
+    attention = value.get("attention")
+    if attention not in (None, *get_args(Kind)):
+        raise NoTable(f"{table.name}: attention is {attention!r}; {' or '.join(get_args(Kind))}")
+    if table.origin != "measured" or not (table.group or table.experts or attention):
         raise NoTable(f"{table.name}: nothing in it was measured ({table.origin})")
     text = (json.dumps(value, indent=1) + "\n").encode()
-    return Tuned(text, len(table.group), len(table.experts))
+    return Tuned(text, len(table.group), len(table.experts), attention or "")
 
 
 def path(cache_root: str) -> PurePosixPath:

@@ -114,11 +114,11 @@ class Nfs:
             if there["state"] == "running" and same and there["image"] == self._image(image):
                 return
             work.console.say(f"  the exporter {name} is made anew")
-            work.head.run(["docker", "rm", "--force", name], timeout=60)
+            self._end(name)
         self._build(image)
         done = work.head.run(nfs.exporter(export, image, name, work.owner), timeout=60)
         if done.status:
-            work.head.run(["docker", "rm", "--force", name], timeout=60)
+            self._end(name)
             raise LauncherError(
                 f"the exporter {name} did not start: {done.last(3)}",
                 "a container that may export by this kernel's NFS server",
@@ -128,6 +128,10 @@ class Nfs:
         work.record.event(STEP, "exporter", name=name, exports=export.text())
         told = f"{', '.join(export.directories)} to {' '.join(export.clients)}"
         work.console.say(f"  the exporter {name} exports {told}")
+
+    def _end(self, name: str) -> None:
+        for words in nfs.end(name):
+            self.work.head.run(words, timeout=60)
 
     def _image(self, image: str) -> str:
         done = self.work.head.run(
@@ -160,8 +164,8 @@ class Nfs:
 
     def _export_on_host(self) -> None:
         """By the head's own server. What needs root is done by root or sudo, or told."""
-        work = self.work
-        commands = nfs.on_host(self.export, work.settings.text("NFS_CONTAINER"))
+        work, name = self.work, self.work.settings.text("NFS_CONTAINER")
+        commands = nfs.on_host(self.export, name)
         root = os.geteuid() == 0
         if not root and work.head.run(["sh", "-c", "sudo -n true"], timeout=ASK).status:
             if not self._silent():
@@ -172,6 +176,9 @@ class Nfs:
                 f" nfs-kernel-server before):\n{nfs.as_root(commands)}",
                 "run them on the head, then this again",
             )
+        if _inspect(work.head, name) is not None:  # ours, or it would be in the way
+            work.console.say(f"  the exporter {name} is ended: HOST_NFS=1")
+            self._end(name)
         for words in commands:
             done = work.head.run(words if root else ("sudo", "-n", *words), timeout=60)
             if done.status:
@@ -236,8 +243,8 @@ class Nfs:
         listening = work.head.run(
             ["sh", "-c", "cat /proc/net/tcp /proc/net/tcp6 2>/dev/null; true"], timeout=ASK
         ).text
-        port = f":{nfs.PORT:04X} "
-        if not any(port in row[:60] and row.split()[3] == "0A" for row in listening.splitlines()):
+        held = nfs.listening(listening)
+        if not held:
             return []
         others = _likely(work.head)
         if others:
@@ -249,6 +256,8 @@ class Nfs:
                     " or WEIGHT_SYNC=rsync",
                 )
             ]
+        if held == {self.server}:
+            return []  # a killed exporter leaves it so; the next one knows whether it was ours
         return [
             _finding(
                 f"port {nfs.PORT} of the head is held, it seems by its own nfs-server",

@@ -11,6 +11,9 @@ def roofline(
     ceilings: Mapping[str, float],
     title: str,
     out: Path,
+    *,
+    xlabel: str = "packed weights of a call, MB",
+    ylabel: str = "weights read, GB/s",
 ) -> None:
     """``series``: name -> points (megabytes of a call, GB/s); ``ceilings``: name -> GB/s.
 
@@ -29,8 +32,7 @@ def roofline(
         axes.axhline(value, linestyle="--", linewidth=1, color="gray")
         axes.annotate(f"{name}: {value:.0f}", (0.01, value), xycoords=("axes fraction", "data"),
                       va="bottom", fontsize=8)  # fmt: skip
-    axes.set(xscale="log", yscale="log", xlabel="packed weights of a call, MB",
-             ylabel="weights read, GB/s", title=title)  # fmt: skip
+    axes.set(xscale="log", yscale="log", xlabel=xlabel, ylabel=ylabel, title=title)  # fmt: skip
     axes.grid(True, which="both", alpha=0.2)
     axes.legend(fontsize=8)
     figure.tight_layout()

@@ -2,6 +2,7 @@
 """EXL3's kernels at V4.1's shapes on one of two ranks, on the GPU at hand:
 
     python overlay/benchmarks/exl3.py [--peer WHEEL] [--json PATH] [--chart PNG] [--quick] [NAME…]
+    python overlay/benchmarks/exl3.py --prefill   many rows: exl3_prefill.py says what
     python overlay/benchmarks/exl3.py --model     a GB10's step by arithmetic; needs no GPU
 
 us       median of RUNS replays of a CUDA graph that holds calls over many sets of weights, one
@@ -41,6 +42,8 @@ for place in (ROOT / "overlay", ROOT / "tests"):
     sys.path.insert(1, str(place))
 
 import exl3_peer  # noqa: E402
+import exl3_peer_many  # noqa: E402
+import exl3_prefill  # noqa: E402
 import exl3_shapes as shapes  # noqa: E402
 
 Values = dict[str, Any]
@@ -332,6 +335,7 @@ def main() -> int:
     options.add_argument("--chart", type=Path, help="where the chart goes (PNG)")
     options.add_argument("--quick", action="store_true", help="three replays each")
     options.add_argument("--model", action="store_true", help="a GB10's step, by arithmetic")
+    options.add_argument("--prefill", action="store_true", help="many rows: exl3_prefill.py")
     options.add_argument("--peer", type=Path, help="exllamav3's wheel (default: EXLLAMAV3)")
     options.add_argument("--peer-cache", type=Path, help="where its library is kept")
     options.add_argument("--commit", help="where git cannot say it")
@@ -348,7 +352,9 @@ def main() -> int:
 
     began = time.perf_counter()
     wheel = given.peer or (Path(os.environ[PEER]) if os.environ.get(PEER) else None)
-    bench = Bench(given.quick, wheel, given.peer_cache or exl3_peer.CACHE)
+    bench = Bench(
+        given.quick, None if given.prefill else wheel, given.peer_cache or exl3_peer.CACHE
+    )
     result = gpu_run.host(given.commit or gpu_run.commit_here(), "cuda")
 
     def add(name: str, ok: bool, seconds: float, values: Values) -> None:
@@ -362,11 +368,19 @@ def main() -> int:
     add("copy", True, 0.0, {
         "bytes_per_second": round(bench.copy), "table": table.name, "origin": table.origin,
     })  # fmt: skip
-    for part in given.parts or PARTS:
+    parts = [(PARTS[part], (bench,)) for part in given.parts or PARTS]
+    if given.prefill:
+        many = exl3_peer_many.library(wheel)
+        peer = exl3_peer_many.PeerMany(many) if many else None
+        parts = [(exl3_prefill.rows_of, (bench, peer))]
+    for part, asked in parts:
         last = time.perf_counter()
-        for name, ok, values in PARTS[part](bench):
+        for name, ok, values in part(*asked):
             add(name, ok, time.perf_counter() - last, values)
             last = time.perf_counter()
+    if given.prefill:
+        add("bars", True, 0.0, exl3_prefill.bars(result.rows))
+        return int(not all(row["ok"] for row in result.rows))
     steps = {tokens: shapes.step_seconds(tokens) for tokens in (1, 2, 4, 8)}
     add("a GB10's step, modelled, ms", True, 0.0, {
         f"{tokens} tokens": {part: round(1e3 * seconds, 1) for part, seconds in parts.items()}

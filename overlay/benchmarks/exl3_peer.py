@@ -72,7 +72,14 @@ class PeerError(RuntimeError):
 
 
 def built(
-    wheel: Path, torch_root: Path, torch_version: str, arch: str, cache: Path = CACHE
+    wheel: Path,
+    torch_root: Path,
+    torch_version: str,
+    arch: str,
+    cache: Path = CACHE,
+    *,
+    units: Sequence[str] = UNITS,
+    wrapper: Path = WRAPPER,
 ) -> Path:
     """The library of ``wheel`` for one GPU architecture, compiled unless it is in ``cache``.
 
@@ -83,8 +90,8 @@ def built(
             f"{wheel}: the peer is exllamav3-{VERSION}-py3-none-any.whl, of "
             f"`pip download --no-deps exllamav3=={VERSION}`"
         )
-    said = hashlib.sha256(repr((UNITS, FLAGS, STANDINS, torch_version, arch)).encode())
-    said.update(wheel.read_bytes() + WRAPPER.read_bytes())
+    said = hashlib.sha256(repr((units, FLAGS, STANDINS, torch_version, arch)).encode())
+    said.update(wheel.read_bytes() + wrapper.read_bytes())
     out = cache / f"exllamav3-{VERSION}-{arch}-{said.hexdigest()[:16]}.so"
     if out.is_file():
         return out
@@ -101,7 +108,7 @@ def built(
         seen = [folder / "standins", include, include / "torch/csrc/api/include"]
         base = [str(nvcc), *FLAGS, *build_cuda.code_for(arch)]
         base += [f"-I{path}" for path in (*seen, folder / EXTENSION)]
-        files = [folder / EXTENSION / unit for unit in UNITS] + [WRAPPER]
+        files = [folder / EXTENSION / unit for unit in units] + [wrapper]
         made = [folder / f"{file.stem}.o" for file in files]
         with concurrent.futures.ThreadPoolExecutor(os.cpu_count() or 1) as pool:
             argvs = [[*base, "-c", str(f), "-o", str(o)] for f, o in zip(files, made, strict=True)]

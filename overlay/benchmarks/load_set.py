@@ -45,8 +45,8 @@ def size_of(dtype: str, shape: list[int]) -> int:
 def make(folder: Path, nbytes: int) -> None:
     """SHARDS files of some ``nbytes`` in all, one layer each, written through to the drive."""
     folder.mkdir(parents=True)
-    expert = sum(size_of(*tensor) for tensor in layer(0, 1).values())
-    experts = max(1, nbytes // SHARDS // expert)
+    router, one = (sum(size_of(*each) for each in layer(0, n).values()) for n in (0, 1))
+    experts = max(1, round((nbytes / SHARDS - router) / (one - router)))
     random, weight_map = np.random.default_rng(7), {}
     for number in range(SHARDS):
         file = folder / f"model-{number + 1:05}-of-{SHARDS:05}.safetensors"
@@ -67,6 +67,7 @@ def make(folder: Path, nbytes: int) -> None:
             os.fsync(out.fileno())
             os.posix_fadvise(out.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
     (folder / INDEX_NAME).write_text(json.dumps({"weight_map": weight_map}))
+    (folder / "config.json").write_text(json.dumps({"o_groups": 8}))
 
 
 def content(random: np.random.Generator, name: str, size: int) -> bytes:

@@ -75,6 +75,17 @@ def read_header(path: Path) -> dict[str, TensorHeader]:
     return tensors
 
 
+def read_metadata(path: Path) -> dict[str, str]:
+    """The free text of a file, by name; empty if it has none. Raises HeaderError."""
+    raw, _, _ = _read_raw(path)
+    found = _parse_json(path, raw).get("__metadata__")
+    if found is None:
+        return {}
+    if not isinstance(found, dict) or not all(isinstance(v, str) for v in found.values()):
+        _damaged(path, "holds __metadata__ that is no text by name", "download this file again")
+    return found
+
+
 def read_index(root: Path) -> dict[str, str] | None:
     """``weight_map`` of the directory's index (tensor name -> file name); None without an index."""
     path = root / INDEX_NAME

@@ -15,11 +15,8 @@ from functools import cache
 from importlib import import_module
 from typing import Any, Literal
 
+from spark_overlay.stand_ins import STAND_INS, HookError, StandIn
 from spark_overlay.versions import installed
-
-
-class HookError(RuntimeError):
-    """vLLM is not what a hook expects."""
 
 
 @dataclass(frozen=True)
@@ -32,7 +29,7 @@ class Hook:
     parameters: tuple[str, ...] | None
     replacement: str
     reason: str
-    device: Literal["any", "cpu"] = "any"
+    device: Literal["any", "cpu", "cuda"] = "any"
     since: tuple[int, int] = (0, 32)
 
     def serves(self) -> bool:
@@ -131,16 +128,31 @@ _INDEX_QUERIES = (
     "positions index_q index_q_cos_sin_cache index_weights index_weights_softmax_scale "
     "index_weights_head_scale use_fp4 weights_out_dtype"
 )
-_TILELANG = "vLLM's mHC kernels are TileLang, which compiles for GPUs only"
+_KEYS = (
+    "k_pre positions cos_sin_cache rms_norm_weight rms_norm_eps k_cache kv_slot_mapping "
+    "compress_ratio use_fp4_cache"
+)
+_LATENTS = "latent positions cos_sin_cache kv_cache slot_mapping compress_ratio fp8_scale"
+_POST = "x residual post_layer_mix comb_res_mix"
+_TILELANG = {
+    "cpu": "vLLM's mHC kernels are TileLang, which compiles for GPUs only",
+    "cuda": "vLLM's mHC kernels need TileLang, and DeepGEMM to be fast; ours need Triton and SM80",
+}
+_FP8_TYPE = (
+    "vLLM's kernel converts to e4m3 by a type that Triton does not compile for SM80 and SM86; ours "
+    "writes the same bytes by integers"
+)
 
 
-def _mhc(module: str, name: str, parameters: str, replacement: str) -> Hook:
+def _mhc(
+    device: Literal["cpu", "cuda"], module: str, name: str, parameters: str, replacement: str
+) -> Hook:
     return Hook(
         f"{module}:{name}",
         tuple(parameters.split()),
-        f"spark_overlay.mhc.glue:{replacement}",
-        _TILELANG,
-        "cpu",
+        f"spark_overlay.mhc.{'glue' if device == 'cpu' else 'kernels.ops'}:{replacement}",
+        _TILELANG[device],
+        device,
     )
 
 
@@ -233,13 +245,39 @@ HOOKS: tuple[Hook, ...] = (
         "spark_overlay.memory.glue:safetensors_weights_iterator",
         "the checkpoint's page cache is memory that the GPU's driver cannot take back",
     ),
-    _mhc(_MODEL, "mhc_pre_delayed_tilelang", _PRE, "pre_delayed"),
-    _mhc(_MODEL, "mhc_post_tilelang", "x residual post_layer_mix comb_res_mix", "post"),
-    _mhc(_MODEL, "hc_collapse_triton", "x pre_mix", "collapse_streams"),
-    _mhc(_DRAFT, "mhc_post_tilelang", "x residual post_layer_mix comb_res_mix", "post"),
-    _mhc(_DRAFT, "hc_collapse_triton", "x pre_mix", "collapse_streams"),
-    _mhc(_MHC_OPS, "mhc_post_tilelang", "x residual post_layer_mix comb_res_mix", "post"),
-    _mhc(_MHC_OPS, "mhc_fused_post_pre_delayed_tilelang", _FUSED, "fused_post_pre_delayed"),
+    *(
+        hook
+        for device in ("cpu", "cuda")
+        for hook in (
+            _mhc(device, _MODEL, "mhc_pre_delayed_tilelang", _PRE, "pre_delayed"),
+            _mhc(device, _MODEL, "mhc_post_tilelang", _POST, "post"),
+            _mhc(device, _DRAFT, "mhc_post_tilelang", _POST, "post"),
+            _mhc(device, _MHC_OPS, "mhc_post_tilelang", _POST, "post"),
+            _mhc(
+                device,
+                _MHC_OPS,
+                "mhc_fused_post_pre_delayed_tilelang",
+                _FUSED,
+                "fused_post_pre_delayed",
+            ),
+        )
+    ),
+    _mhc("cpu", _MODEL, "hc_collapse_triton", "x pre_mix", "collapse_streams"),
+    _mhc("cpu", _DRAFT, "hc_collapse_triton", "x pre_mix", "collapse_streams"),
+    Hook(
+        f"{_ATTENTION}:indexer_k_norm_rope_store",
+        tuple(_KEYS.split()),
+        "spark_overlay.attention.inserts.ops:indexer_k_norm_rope_store",
+        _FP8_TYPE,
+        "cuda",
+    ),
+    Hook(
+        f"{_COMPRESSOR}:rope_quant_insert",
+        tuple(_LATENTS.split()),
+        "spark_overlay.attention.inserts.ops:rope_quant_insert",
+        _FP8_TYPE,
+        "cuda",
+    ),
     Hook(
         "vllm.model_executor.layers.fused_moe.router.cpu_router:biased_topk_cpu",
         tuple(
@@ -280,8 +318,7 @@ HOOKS: tuple[Hook, ...] = (
     ),
     _slow(
         f"{_ATTENTION}:indexer_k_norm_rope_store",
-        "k_pre positions cos_sin_cache rms_norm_weight rms_norm_eps k_cache kv_slot_mapping "
-        "compress_ratio use_fp4_cache",
+        _KEYS,
         "spark_overlay.cpu.glue:indexer_k_norm_rope_store",
     ),
     Hook(
@@ -299,7 +336,7 @@ HOOKS: tuple[Hook, ...] = (
     ),
     _slow(
         f"{_COMPRESSOR}:rope_quant_insert",
-        "latent positions cos_sin_cache kv_cache slot_mapping compress_ratio fp8_scale",
+        _LATENTS,
         "spark_overlay.cpu.glue:rope_quant_insert",
     ),
     Hook(
@@ -353,7 +390,8 @@ HOOKS: tuple[Hook, ...] = (
 
 
 def for_device(hooks: Iterable[Hook], device: str) -> list[Hook]:
-    """The hooks that apply on ``cpu`` or ``cuda``."""
+    """The hooks that apply on ``cpu``, on ``cuda``, or on a GPU whose kernels of vLLM's own stay
+    (``stock``: arch.py)."""
     return [hook for hook in hooks if hook.device in ("any", device) and hook.serves()]
 
 
@@ -361,7 +399,9 @@ def for_device(hooks: Iterable[Hook], device: str) -> list[Hook]:
 def install(device: str) -> None:
     """Check all hooks of a device, then apply them. Once per process; raises HookError before any
     change if one does not fit."""
-    chosen = for_device(HOOKS, device)
+    chosen: list[Hook | StandIn] = [*for_device(HOOKS, device)]
+    if device == "cuda":
+        chosen += STAND_INS
     for hook in chosen:
         hook.check()
     for hook in chosen:

@@ -13,7 +13,7 @@ from vllm.config import VllmConfig, get_current_vllm_config
 from vllm.model_executor.layers.vocab_parallel_embedding import VocabParallelEmbedding
 from vllm.platforms import current_platform
 
-from spark_overlay import hooks
+from spark_overlay import holding, hooks
 from spark_overlay.engram.source import is_table_tensor
 from spark_overlay.exl3.config import Exl3Config
 from spark_overlay.exl3.loading import PackedLoader, Rows
@@ -26,7 +26,7 @@ if current_platform.is_cpu():
     from spark_overlay.cpu import glue as cpu_glue
 
     cpu_glue.prepare()
-hooks.install("cpu" if current_platform.is_cpu() else "cuda")
+hooks.install(holding.device())
 
 from vllm.models.deepseek_v41 import (  # noqa: E402  (after the hooks)
     DeepseekV41ForCausalLM,

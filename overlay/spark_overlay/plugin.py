@@ -43,6 +43,9 @@ def register() -> None:
 
         interpreter.require_interpreter()
         interpreter.mend()
+    from spark_overlay import holding
+
+    holding.start()
     from spark_overlay.hooks import EARLY
 
     for hook in EARLY:

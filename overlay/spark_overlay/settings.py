@@ -22,7 +22,8 @@ class OverlaySettings:
     ``engram_io_threads``: reads in flight of one table; ``engram_cache_gib``: rows kept in memory,
     for all tables of the rank; ``engram_stats_seconds``: between lines of read statistics, 0 none.
     ``api_sampling``: temperature and top_p of a chat as the official API has them, or as the
-    request names them. ``memory_drop_page_cache``: drop the checkpoint's page cache while and after
+    request names them. ``weights_prepared_dir``: where this rank's prepared file may lie.
+    ``memory_drop_page_cache``: drop the checkpoint's page cache while and after
     it is read. ``memory_release_tokens``: prompt length from which the allocator gives memory back
     between chunks while MemAvailable is under ``memory_release_below_gib`` (0: always), and with
     ``memory_release_at_end`` once when the prompt is done. ``indexer_prefill_factor``: prefill
@@ -36,6 +37,7 @@ class OverlaySettings:
     engram_cache_gib: float = 0.0
     engram_stats_seconds: int = 0
     api_sampling: Sampling = "official"
+    weights_prepared_dir: str | None = None
     memory_drop_page_cache: bool = True
     memory_release_tokens: int = 8192
     memory_release_below_gib: float = 2.5

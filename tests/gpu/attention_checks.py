@@ -51,15 +51,15 @@ def by_class(judge: Judge, engine: str) -> Any:
     return computed
 
 
-def accepted(one: str, other: str) -> Judge:
-    """Both engines say what is known to follow, and draft equally well: within 3 points."""
+def accepted(*names: str) -> Judge:
+    """All say what is known to follow, and draft equally well: within 3 points."""
 
     def judge(bench: Any) -> tuple[bool, Values]:
         from gpu.model import successor
 
         values: Values = {}
         right = True
-        for name in (one, other):
+        for name in names:
             answers = bench.answers[name]
             wrong = 0
             for reply, asked in zip(
@@ -79,9 +79,9 @@ def accepted(one: str, other: str) -> Judge:
             right = right and wrong == 0
             if bench.device != "cpu":
                 right = right and found == ATTENTION[ENGINES[name].attention]
-        rates = [values[f"{name}_accepted"] for name in (one, other)]
+        rates = [values[f"{name}_accepted"] for name in names]
         # A draft that is always or never right would tell nothing.
         right = right and all(0.05 < rate < 0.99 for rate in rates)
-        return right and abs(rates[0] - rates[1]) <= 0.03, values
+        return right and max(rates) - min(rates) <= 0.03, values
 
     return judge

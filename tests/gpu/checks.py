@@ -359,8 +359,11 @@ CHECKS: tuple[Check, ...] = (
     Check("portable-replay", ("portable-replay",), 1,
           "decoder replay on, in CUDA graphs, against the reference that replays",
           replayed("portable-replay")),
+    Check("portable-known", ("portable-draft",), 1,
+          "DSpark in whole graphs: what is known to follow, some of the draft accepted",
+          attention_checks.by_class(attention_checks.accepted("portable-draft"), "portable-draft")),
     Check("portable-draft", ("asked-stock-draft", "portable-draft"), 1,
-          "DSpark: what is known to follow, and as much of the draft accepted as with vLLM's class",
+          "as much of the draft accepted as with vLLM's class",
           attention_checks.by_class(
               attention_checks.accepted("asked-stock-draft", "portable-draft"), "portable-draft")),
     Check("engram-kernel", (), 25,

@@ -18,4 +18,4 @@ if [[ ${1:-} == --sanitize ]]; then
     done
     exit
 fi
-exec python3 -m pytest -q -m gpu -p no:cacheprovider tests/gpu/test_exl3_kernels.py "$@"
+exec python3 -m pytest -q -m gpu -p no:cacheprovider tests/gpu/test_exl3_{kernels,prefill}.py "$@"

@@ -11,9 +11,29 @@ sys.path[:1] = [str(TESTS), str(TESTS.parent / "overlay")]
 import torch  # noqa: E402  (after the paths)
 
 from gpu import exl3_cases as cases  # noqa: E402
-from spark_overlay.exl3.cuda import ops  # noqa: E402
+from spark_overlay.exl3.cuda import library, ops, prefill  # noqa: E402
+from spark_overlay.exl3.cuda.plan_prefill import VARIANTS, PrefillPlan  # noqa: E402
 
 GPU = "cuda"
+
+
+def many_rows(layer: cases.Layer) -> None:
+    """A prefill of 40 tokens by each variant, and 70 rows of linears."""
+    x = cases.rows(40, 384, GPU)
+    ids, weights = cases.routing(40, 3, 5, GPU)
+    ids[0, 0] = -1
+    right = layer.right(x, ids, weights)
+    for variant in range(len(VARIANTS)):
+        found = prefill.launch_prefill(
+            x, ids, weights, layer.table, 5, 0, True, 256, layer.max_k2, 10.0, torch.float32,
+            PrefillPlan(variant, 1),
+        )  # fmt: skip
+        assert cases.off(found, right) < cases.EXPERTS, variant
+    for k2, book in ((6, "mul1"), (7, "mul1"), (8, "mcg")):
+        one, x = cases.matrix(384, 256, k2, 1, GPU, book), cases.rows(70, 384, GPU)
+        number = library.CODEBOOKS[one.codebook]
+        found = prefill.dense([x], [one.trellis], [one.suh], [one.svh], [number], torch.float32)
+        assert cases.off(found, one.right(x)) < cases.DENSE
 
 
 def main() -> None:
@@ -35,6 +55,7 @@ def main() -> None:
         ids[0, 0] = -1
         found = layer.run(x, ids, weights)
         assert cases.off(found, layer.right(x, ids, weights)) < cases.EXPERTS
+    many_rows(layer)
     torch.cuda.synchronize()
     print(f"right; dense at most {worst:.2e}")
 

@@ -87,12 +87,13 @@ def oracle(case: Case) -> dict[str, Tensor]:
     )
     read = collapse(streams, case.pre)
     found = {
-        "streams": streams,
         "post": mix.post,
         "comb": mix.residual,
         "next_pre": mix.next_pre,
         "input": read if case.weight is None else rms_norm(read, case.weight, NUMBERS.norm_eps),
     }
+    if case.write_back:
+        found["streams"] = streams
     if case.mean:
         found["mean"] = streams.double().mean(1)
     return found

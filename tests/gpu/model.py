@@ -75,14 +75,13 @@ def make(out: Path, text: Mapping[str, Any], kind: Kind, seed: int, device: torc
             text["engram_layer_ids"], text.get("engram_num_embeddings", ()), strict=True
         )
     }
+    known = draw.bigram(text) if kind == "bigram" else {}
     weight_map: dict[str, str] = {}
     total = 0
     for number, part in enumerate(parts, 1):
         tensors = {name: t for item in part for name, t in draw.tensors(item, kind).items()}
         tensors |= tables.get(number, {})
-        if kind == "bigram":
-            known = draw.bigram(text)
-            tensors |= {name: known[name] for name in tensors if name in known}
+        tensors |= {name: known[name] for name in tensors if name in known}
         file = f"model-{number:05}-of-{len(parts):05}.safetensors"
         save_file(tensors, out / file, metadata={"format": "pt"})
         weight_map.update(dict.fromkeys(tensors, file))

@@ -18,7 +18,7 @@ import tempfile
 import time
 import traceback
 from collections.abc import Iterable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -32,6 +32,8 @@ from gpu.checks import CHECKS, Bench, Check, import_oracle, ours
 from gpu.engines import ENGINES
 from gpu.shape import SHAPES
 
+#: Seconds that an engine which never ends leaves for what the others answered.
+JUDGING = 15
 PACKAGES = ("vllm", "torch", "triton", "tilelang", "transformers", "numpy")
 
 
@@ -185,17 +187,18 @@ def work(
     gpus = 0 if args.device == "cpu" else torch.cuda.device_count()
     with ThreadPoolExecutor(args.at_once) as pool:
         running = {
-            name: pool.submit(
+            pool.submit(
                 lambda name, place: engines.run(
                     name, model.text_of(args.shape, ENGINES[name].kind),
                     models[ENGINES[name].kind], scratch,
-                    cpu=args.device == "cpu", limit=max(1.0, left()),
+                    cpu=args.device == "cpu", limit=max(1.0, left() - JUDGING),
                     gpu=place % gpus if gpus > 1 else None,
                 ), name, place,
-            )
+            ): name
             for place, name in enumerate(asked(todo))
         }  # fmt: skip
-        for name, future in running.items():
+        for future in as_completed(running):
+            name = running[future]
             try:
                 bench.answers[name] = future.result()
             except engines.EngineFailed as error:

@@ -226,6 +226,23 @@ def test_the_models_own_experts(k2: int, topk: int, experts: int) -> None:
         assert off(layer.run(x, ids, weights), layer.right(x, ids, weights)) < EXPERTS, tokens
 
 
+def test_any_legal_plan_of_the_experts_gives_the_answer() -> None:
+    layer = Layer(768, 640, 9, [6, 4], GPU, shared=True)
+    first = ((1, 1, 1), (4, 1, 3), (4, 2, 2), (3, 3, 4), (8, 4, 6))
+    second = ((1, 1, 1), (4, 1, 2), (4, 2, 5), (8, 1, 3), (6, 3, 4))
+    for tokens in (1, 3, 12):
+        x = rows(tokens, 768, GPU, tokens)
+        ids, weights = cases.routing(tokens, 4, layer.experts, GPU, tokens)
+        right = layer.right(x, ids, weights)
+        for a in first:
+            for b in second:
+                found = ops.launch_experts(
+                    x, ids, weights, layer.table, layer.experts, 0, True, layer.inter, layer.max_k2,
+                    10.0, torch.float32, plan.ExpertsPlan(*a, *b),
+                )  # fmt: skip
+                assert off(found, right) < EXPERTS, (tokens, a, b)
+
+
 def test_one_expert_takes_every_row_and_the_others_none() -> None:
     layer = Layer(384, 256, 12, [6], GPU)
     for tokens in (1, 8, 17, 64, 128):

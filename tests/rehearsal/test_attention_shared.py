@@ -126,38 +126,49 @@ def choices(seed: int, rows: int) -> dict[int, Tensor]:
 def run(bench: Bench, metadata: Any, seed: int, layers: tuple[int, ...] = LAYERS) -> list[Tensor]:
     """What the layers answer in turn; an index source's indexer runs before it."""
     answers = []
-    window = metadata[f"layers.{layers[0]}.swa"]
-    rows = window.num_decode_tokens + window.num_prefill_tokens
-    q = torch.randn(rows, HEADS, 512, generator=torch.Generator().manual_seed(1)).bfloat16()
-    bench.context = SimpleNamespace(attn_metadata=metadata)
     for number in layers:
         if number in (SOURCE, OTHER):
+            rows = metadata[CACHE].req_id_per_token.shape[0]
             bench.topk[:rows] = choices(seed, rows)[number]
-        out = torch.full_like(q, torch.nan)
-        bench.layers[number].forward_mqa(q, q[:, 0], torch.zeros(rows, dtype=torch.long), out)
-        answers.append(out)
+        answers.append(answer(bench, metadata, number))
     return answers
 
 
 def alone(bench: Bench, step: Pass, seed: int, layers: tuple[int, ...] = LAYERS) -> list[Tensor]:
-    """Every layer by itself, on metadata that nobody has used."""
+    """What each layer computes with nothing shared: slots and attention anew, by the references."""
+    from spark_overlay.attention.reference import read_records, sparse_attention
+
+    count = step.tokens + step.padded
+    rows = queries(count)
     found = []
     for number in layers:
-        source = SOURCE if number < OTHER else OTHER
-        rows = step.tokens + step.padded
-        bench.topk[:rows] = choices(seed, rows)[source]
-        found += _one(bench, step.metadata(), number)
+        layer = bench.layers[number]
+        topk = choices(seed, count)[SOURCE if number < OTHER else OTHER].long()
+        out = torch.zeros_like(rows)
+        for row in range(step.tokens):
+            slots = torch.arange(WINDOW) + row
+            far = step.pages[row] * BLOCK + topk[row]
+            window = read_records(layer.swa_cache_layer.kv_cache, slots)
+            keys = torch.cat((window, read_records(layer.kv_cache, far)))[None]
+            valid = torch.ones(keys.shape[:2], dtype=torch.bool)
+            one = sparse_attention(rows[row : row + 1], keys, valid, layer.attn_sink, layer.scale)
+            out[row] = one[0].to(out.dtype)
+        found.append(out)
     return found
 
 
-def _one(bench: Bench, metadata: Any, number: int) -> list[Tensor]:
+def queries(count: int) -> Tensor:
+    return torch.randn(count, HEADS, 512, generator=torch.Generator().manual_seed(1)).bfloat16()
+
+
+def answer(bench: Bench, metadata: Any, number: int) -> Tensor:
     window = metadata[f"layers.{number}.swa"]
-    rows = window.num_decode_tokens + window.num_prefill_tokens
-    q = torch.randn(rows, HEADS, 512, generator=torch.Generator().manual_seed(1)).bfloat16()
+    count = window.num_decode_tokens + window.num_prefill_tokens
     bench.context = SimpleNamespace(attn_metadata=metadata)
+    q = queries(count)
     out = torch.full_like(q, torch.nan)
-    bench.layers[number].forward_mqa(q, q[:, 0], torch.zeros(rows, dtype=torch.long), out)
-    return [out]
+    bench.layers[number].forward_mqa(q, q[:, 0], torch.zeros(count, dtype=torch.long), out)
+    return out
 
 
 def same(found: list[Tensor], expected: list[Tensor]) -> bool:
@@ -200,8 +211,8 @@ def test_a_chunk_that_begins_between_sources_finds_nothing_of_another(bench: Ben
     """As on a later stage of a pipeline: no source ran in this pass."""
     run(bench, FIRST.metadata(), 1)
     bench.topk[:4] = choices(2, 4)[SOURCE]
-    found = _one(bench, NEXT.metadata(), 21)
-    assert same(found, alone(bench, NEXT, 2, (21,)))
+    found = answer(bench, NEXT.metadata(), 21)
+    assert same([found], alone(bench, NEXT, 2, (21,)))
 
 
 def test_a_replay_sub_batch_has_its_own_within_the_step(bench: Bench) -> None:
@@ -217,21 +228,23 @@ def test_a_replay_sub_batch_has_its_own_within_the_step(bench: Bench) -> None:
 
 
 def test_metadata_that_serves_twice_hands_on_nothing_from_before(bench: Bench) -> None:
-    """A warm-up, then a capture: the indexer has chosen anew, and pages have moved."""
+    """A warm-up, then a capture: the indexer has chosen anew, tokens and pages have moved."""
     metadata = FIRST.metadata()
     run(bench, metadata, 1)
     metadata[CACHE].block_table.copy_(NEXT.pages[:, None])
+    metadata[CACHE].req_id_per_token.copy_(torch.arange(4).flip(0))
     found = run(bench, metadata, 2)
-    assert same(found, alone(bench, NEXT, 2))
+    assert same(found, alone(bench, Pass(4, NEXT.pages.flip(0)), 2))
 
 
 def test_a_padded_row_is_zero_and_asks_nothing(bench: Bench) -> None:
     step = Pass(2, torch.tensor([1, 2]), padded=2)
-    bench.topk.fill_(2**31 - 1)
     rows = run(bench, step.metadata(), 1)
-    # What stands in its row of choices is stale.
+    # Choices stand in its row, too, and it is said to be the first request's.
+    assert same(rows, alone(bench, step, 1))
     assert all(torch.count_nonzero(out[2:]) == 0 for out in rows)
-    assert all(torch.count_nonzero(out[:2]) > 0 for out in rows)
+    for slots in vars(vars(bench.context)["attn_metadata"][CACHE])["spark_shared"].chosen.values():
+        assert (slots[2:] == -1).all() and (slots[:2] >= 0).all()
 
 
 def test_a_position_beyond_the_table_is_no_record() -> None:

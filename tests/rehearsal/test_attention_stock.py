@@ -102,7 +102,7 @@ def test_the_dispatcher_answers_what_was_chosen(
 
     from spark_overlay.attention import glue, select, stock
 
-    monkeypatch.setattr(type(current_platform), "is_cpu", lambda _self: False)
+    monkeypatch.setattr(type(current_platform), "is_cuda", lambda _self: True)
     monkeypatch.setattr(
         type(current_platform),
         "get_device_capability",

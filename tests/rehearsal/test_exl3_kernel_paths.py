@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from vllm.model_executor.layers.activation import SiluAndMul, SiluAndMulWithClamp
 
 from spark_overlay.exl3 import cuda, experts, linear, merge
-from spark_overlay.exl3.cuda import layers, ops
+from spark_overlay.exl3.cuda import ops, prefill
 from spark_overlay.exl3.experts import DOWN, GATE, UP, Exl3MoEMethod
 from spark_overlay.exl3.modules import Exl3Facts
 from spark_overlay.hooks import HookError
@@ -114,23 +114,6 @@ def test_other_activations_are_rounded_to_what_the_kernels_read(
     )
 
 
-def test_a_wide_matrix_is_decoded_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
-    _, layer = made_linear("merged")
-    x, one = rows(70, HIDDEN), layer.exl3[1].matrix(0)
-    whole = layers.many_rows(x, one, torch.float32)
-    decoded: list[int] = []
-
-    def decode(trellis: Tensor, codebook: Any) -> Tensor:
-        decoded.append(trellis.shape[1])
-        return plain(trellis, codebook)
-
-    plain = ops.decode
-    monkeypatch.setattr(ops, "decode", decode)
-    monkeypatch.setattr(layers, "DECODED", HIDDEN * 128)
-    assert off(layers.many_rows(x, one, torch.float32), whole) < 1e-6
-    assert decoded == [8, 8]
-
-
 class Routed(nn.Module):
     def __init__(self) -> None:
         super().__init__()
@@ -220,26 +203,27 @@ def test_experts_by_either_path(tokens: int, merged: bool, monkeypatch: pytest.M
         right = right + shared(x)
 
     monkeypatch.setattr(cuda, "serves", lambda device: True)
-    monkeypatch.setattr(layers, "CALLS", 2)  # 42 tokens of 3 experts fit in a call, 84 in two
     routed, mlp = fill(Routed()), fill(Mlp(), 1)
     routed.quant_method.shared = mlp if merged else None
     routed.quant_method.process_weights_after_loading(routed)
     assert routed.kernels.shared == merged and routed.kernels.count == EXPERTS
     assert all(s.dense is None for name in (GATE, UP, DOWN) for s in getattr(routed, name).stacks)
-    launches, decoded = [], []
-    monkeypatch.setattr(routed.kernels, "_launch", counted(routed.kernels._launch, launches))
-    monkeypatch.setattr(routed.kernels, "_decoded", counted(routed.kernels._decoded, decoded))
+    routed.kernels.many = 252  # 42 tokens of 3 experts fit in a call, 83 in two
+    few: list[int] = []
+    many: list[int] = []
+    monkeypatch.setattr(ops, "experts", counted(ops.experts, few))
+    monkeypatch.setattr(prefill, "experts", counted(prefill.experts, many))
     found = run(routed, x, ids, weights)
     assert found.dtype == torch.bfloat16 and found.shape == x.shape
-    assert (len(launches), len(decoded)) == ((0, 1) if tokens > 84 else (1 + (tokens > 42), 0))
+    assert (len(few), len(many)) == ((0, 1) if tokens >= 84 else (1 + (tokens > 42), 0))
     if tokens:
         assert off(found, right) < 5e-3
 
 
 def counted(call: Any, calls: list[int]) -> Any:
-    def noted(*given: Any) -> Any:
+    def noted(*given: Any, **named: Any) -> Any:
         calls.append(1)
-        return call(*given)
+        return call(*given, **named)
 
     return noted
 

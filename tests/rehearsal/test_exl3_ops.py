@@ -242,7 +242,7 @@ def test_a_tuner_tries_legal_plans_and_keeps_what_wins(monkeypatch: pytest.Monke
         for one in plans:
             plan.check_group(one, shapes)
             assert plan.group_shared(shapes, rows, one) <= plan.MOST_SHARED
-    for one in tune.experts_plans(5120, 1152, 4, 6):
+    for one in tune.experts_plans(5120, 1152, 6):
         plan.check_experts(one, 1152)
 
     rule, told = table.group_plan(shapes, 4), list[str]()

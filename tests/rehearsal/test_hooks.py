@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 import importlib
+import importlib.util
 import inspect
 import operator
+import sys
 from collections.abc import Iterator
 from types import ModuleType
 from typing import Any
@@ -14,12 +16,14 @@ import pytest
 
 from spark_overlay import hooks, plugin, versions
 from spark_overlay.hooks import EARLY, WORKER, Hook, HookError
+from spark_overlay.stand_ins import STAND_INS
 
 pytestmark = [pytest.mark.rehearsal, pytest.mark.usefixtures("vllm")]
 
 #: Those of the installed vLLM's age.
 HOOKS = tuple(hook for hook in hooks.HOOKS if hook.serves())
 NAMES = [hook.target for hook in HOOKS]
+FOR_CPU = hooks.for_device(HOOKS, "cpu")
 
 
 def values() -> list[Any]:
@@ -32,7 +36,11 @@ def values() -> list[Any]:
 def stock(vllm: ModuleType) -> Iterator[list[Any]]:
     """vLLM's own values at all targets; whatever a test installs is taken back."""
     before = values()
+    modules = {stand_in.module: sys.modules.get(stand_in.module) for stand_in in STAND_INS}
     yield before
+    for name, module in modules.items():
+        if module is None:
+            sys.modules.pop(name, None)
     for hook, value in zip(HOOKS, before, strict=True):
         owner, name = hook.locate()
         setattr(owner, name, value)
@@ -68,17 +76,19 @@ def test_the_replacement_takes_the_parameters_the_hook_names(hook: Hook) -> None
 
 
 def test_targets_are_distinct_and_reasons_given() -> None:
-    assert len(set(NAMES)) == len(NAMES)
+    for device in ("cpu", "cuda", "stock"):
+        names = [hook.target for hook in hooks.for_device(HOOKS, device)]
+        assert len(set(names)) == len(names)
     assert all(len(hook.reason) > 20 for hook in HOOKS)
 
 
-@pytest.mark.parametrize("device", ["cpu", "cuda"])
+@pytest.mark.parametrize("device", ["cpu", "cuda", "stock"])
 def test_a_device_gets_its_hooks_and_no_others(stock: list[Any], device: str) -> None:
     install(device)
     expected = {hook.target for hook in HOOKS if hook.device == "any" or hook.device == device}
     assert changed(stock) == expected
     for hook in HOOKS:
-        if hook.target in expected:
+        if hook.device in ("any", device):
             module, _, name = hook.replacement.partition(":")
             owner, attribute = hook.locate()
             replacement = getattr(importlib.import_module(module), name)
@@ -88,8 +98,33 @@ def test_a_device_gets_its_hooks_and_no_others(stock: list[Any], device: str) ->
 def test_most_of_the_hooks_are_for_the_cpu_alone() -> None:
     on_gpu = {hook.target.rpartition(":")[2] for hook in hooks.for_device(HOOKS, "cuda")}
     assert "_select_dsv4_attn_cls" in on_gpu and "Engram" in on_gpu
-    assert not on_gpu & {"mhc_pre_delayed_tilelang", "rope_quant_insert", "biased_topk_cpu"}
+    ours = {"mhc_pre_delayed_tilelang", "rope_quant_insert", "indexer_k_norm_rope_store"}
+    assert ours < on_gpu and not on_gpu & {"hc_collapse_triton", "biased_topk_cpu"}
+    stays = {hook.target.rpartition(":")[2] for hook in hooks.for_device(HOOKS, "stock")}
+    assert stays < on_gpu and not stays & ours
     assert {hook.target for hook in hooks.for_device(HOOKS, "cpu")} == set(NAMES)
+
+
+def test_modules_that_need_tilelang_are_not_imported(stock: list[Any]) -> None:
+    install("cuda")
+    for stand_in in STAND_INS:
+        module = importlib.import_module(stand_in.module)
+        assert module.__name__ == stand_in.replacement
+        assert all(hasattr(module, name) for name in stand_in.names)
+    from vllm.model_executor.kernels.mhc import warmup
+
+    warmup.MHC_PRE_NORM_KERNEL.register_warmup(split_mode="fused", max_tokens=8)
+
+
+def test_a_module_that_was_imported_already_is_no_place_for_another(
+    stock: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, STAND_INS[0].module, ModuleType("theirs"))
+    theirs = sys.modules[STAND_INS[0].module]
+    monkeypatch.setattr(theirs, "__spec__", importlib.util.find_spec("os"))
+    with pytest.raises(HookError, match=r"tilelang_kernels was imported before"):
+        install("cuda")
+    assert changed(stock) == set()
 
 
 def faulty(hook: Hook, fault: str) -> tuple[Hook, str]:
@@ -109,7 +144,7 @@ def faulty(hook: Hook, fault: str) -> tuple[Hook, str]:
 def test_a_vllm_that_moved_is_refused_before_anything_is_changed(
     stock: list[Any], monkeypatch: pytest.MonkeyPatch, fault: str, target: str
 ) -> None:
-    hook = next(hook for hook in HOOKS if hook.target.endswith(f":{target}"))
+    hook = next(hook for hook in FOR_CPU if hook.target.endswith(f":{target}"))
     wrong, named = faulty(hook, fault)
     with monkeypatch.context() as patched:
         # Last in the list, so that all others are found fit first.

@@ -362,7 +362,7 @@ def test_zfs_sends_all_then_what_changed_and_takes_back_what_was_touched(pools: 
         python = str(HERE.parents[1] / ".venv" / "bin" / "python")
         asked = json.dumps({**told, "set": settings})
         words = [python, str(HERE / "zfs_job.py"), str(HERE.parents[1]), asked]
-        done = head.run(*words, check=False)
+        done = head.run(*words, check=False, timeout=180)
         return done.status, done.said
 
     def snapshots(node: Node) -> list[str]:

@@ -8,6 +8,7 @@ to or from the machine's own network.
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import os
 import re
@@ -46,6 +47,7 @@ SETTINGS: Mapping[str, str] = {
 MEMORY = 2048  # MiB of a guest
 BOOT = 900.0  # seconds at most; about 40 on two cores with nothing beside
 NICE = int(os.environ.get("SPARK_VM_NICE", "5"))  # of emulated cores: they take all there is
+LATE = 60  # seconds for a connection, when other work takes the cores
 CONTROL = "10.99.1"  # the network by which the tests come
 CONTROL_MAC = "52:54:00:aa:00:0"
 KERNEL_WORDS = (
@@ -100,6 +102,9 @@ class Guest:
             words += ["-netdev", f"tap,id={ident},ifname={tap},script=no,downscript=no"]
             words += ["-device", f"{card}={ident},mac={mac}{more}"]
         self._machine = _process([*self._into, "nice", "-n", str(NICE), *words], self.folder)
+        # Where the kernel shares out cores by sessions, that alone counts between them.
+        with contextlib.suppress(OSError):
+            Path(f"/proc/{self._machine.pid}/autogroup").write_text(str(NICE))
 
     def power_off(self) -> None:
         for each in (*self._masters.values(), *([self._machine] if self._machine else [])):
@@ -111,13 +116,14 @@ class Guest:
     def wait_up(self, within: float = BOOT) -> None:
         """Until its boot is over."""
         end = time.monotonic() + within
-        while self.run("true", check=False, timeout=20).status:
+        while self.run("true", check=False, timeout=LATE + 20).status:
             if time.monotonic() > end:
                 raise AssertionError(f"{self.name} is not up:\n{self.console()}")
             self._alive()
             time.sleep(0.5)
         self.run("systemctl", "is-system-running", "--wait", check=False, timeout=within)
-        failed = self.run("systemctl", "list-units", "--failed", "--plain", "--no-legend").out
+        asked = ("systemctl", "list-units", "--failed", "--plain", "--no-legend")
+        failed = self.run(*asked, timeout=within).out
         if "spark-node" in failed or "docker" in failed or "ssh.service" in failed:
             raise AssertionError(f"{self.name} has failed units:\n{failed}\n{self.console()}")
 
@@ -139,7 +145,7 @@ class Guest:
 
     def boot_id(self) -> str:
         """Empty while it cannot be asked."""
-        asked = self.run("cat", "/proc/sys/kernel/random/boot_id", check=False, timeout=20)
+        asked = self.run("cat", "/proc/sys/kernel/random/boot_id", check=False, timeout=LATE)
         return asked.out.strip()
 
     def console(self) -> str:
@@ -158,8 +164,8 @@ class Guest:
         return [
             *self._into, "ssh", "-F", "none", "-i", str(self.folder / "id"),
             "-o", f"UserKnownHostsFile={self.folder}/known_hosts", "-o", "BatchMode=yes",
-            "-o", "ConnectTimeout=15", "-o", "LogLevel=ERROR", "-S", f"{self.folder}/{user}-%h",
-            *options, f"{user}@{self.control}",
+            "-o", f"ConnectTimeout={LATE}", "-o", "LogLevel=ERROR",
+            "-S", f"{self.folder}/{user}-%h", *options, f"{user}@{self.control}",
         ]  # fmt: skip
 
     def connect(self) -> None:
@@ -169,7 +175,7 @@ class Guest:
         """
         for user in ("root", USER):
             self._masters[user] = _process(self._ssh(user, "-M", "-N"), self.folder)
-        end = time.monotonic() + 60
+        end = time.monotonic() + 2 * LATE
         for user, master in self._masters.items():
             while not (self.folder / f"{user}-{self.control}").exists():
                 if master.poll() is not None or time.monotonic() > end:
@@ -182,7 +188,7 @@ class Guest:
         *argv: str,
         user: str = "root",
         cwd: str = "",
-        timeout: float = 60.0,
+        timeout: float = 120.0,
         check: bool = True,
     ) -> Done:
         """Run ``argv`` in a login of the guest. Status 124: not at its end in ``timeout`` seconds,

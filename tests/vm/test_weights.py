@@ -102,7 +102,8 @@ def exporting(sharing: VmClone, guests: Guests) -> Iterator[VmClone]:
         head.run("sh", "-c", IMPORT, timeout=START)
     server(head, "stop")
     yield sharing
-    head.run("docker", "rm", "-f", EXPORTER, check=False)
+    for words in (("stop", EXPORTER), ("rm", EXPORTER), ("volume", "rm", f"{EXPORTER}-state")):
+        head.run("docker", *words, check=False)
 
 
 def through(worker: Guest, folder: str) -> str:
@@ -163,8 +164,10 @@ def test_the_exporter_of_its_own_image_serves_and_what_is_mounted_outlives_it(
     began = time.monotonic()
     assert (through(worker, "/model"), through(worker, "/engram-src")) == before
     saw(after_a_restart=f"{time.monotonic() - began:.1f} s")
-    # Gone: a reader waits, and `share` brings it back.
+    # Killed and gone, which leaves the kernel's server: a reader waits, and `share` ends that one
+    # and brings another.
     head.run("docker", "rm", "-f", EXPORTER, timeout=90)
+    assert head.run("cat", "/proc/fs/nfsd/threads").out.strip() == "16"
     worker.run("sh", "-c", "sync; echo 3 >/proc/sys/vm/drop_caches")
     read = 'docker exec $1 python3 -c "$2" /model >/tmp/read 2>&1; echo $? >>/tmp/read'
     worker.run("sh", "-c", f"rm -f /tmp/read; ({read}) </dev/null >/dev/null 2>&1 &", "sh",
@@ -174,6 +177,8 @@ def test_the_exporter_of_its_own_image_serves_and_what_is_mounted_outlives_it(
     ran = exporting.start("share", timeout=START)
     assert ran.status == 0 and "reads the weights through NFS" in ran.out, ran.said
     assert "building" not in ran.out, ran.said
+    said = head.run("docker", "logs", EXPORTER).said
+    assert "ends the server that an earlier exporter left" in said, said
     end = time.monotonic() + 90
     while (told := worker.run("cat", "/tmp/read").out.splitlines())[-1:] != ["0"]:
         assert time.monotonic() < end, told

@@ -27,13 +27,13 @@ KEYS = (
         "engram",
         "path",
         "~/dsv41-engram",
-        "packed rows of rank 0 (`pack`)",
+        "packed rows and prepared weights of rank 0 (`pack`, `prepare`)",
     ),
     Setting(
         "WORKER_PACKED_DIR",
         "engram",
         "path",
         "",
-        "packed rows of rank 1; empty: as on the head",
+        "the same of rank 1; empty: as on the head",
     ),
 )

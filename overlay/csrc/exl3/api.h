@@ -5,6 +5,11 @@
  * a graph and any number of streams may run at once, each with its own scratch and counters.
  * A result depends on the arguments alone: sums run in a fixed order, whichever CTA comes last.
  *
+ * Programmatic dependent launch: on GPUs of 9.x and 10.x a launch may start while the kernel before it
+ * on the stream ends, and lets the next one do so; it waits for that end before it reads or writes
+ * anything (prefetches into L2 aside). SPARK_EXL3_EARLY=0 or 1 in the environment, read once, forbids
+ * it or asks for it on 12.x, too.
+ *
  * A status other than EXL3_OK means nothing was launched (or CUDA refused the launch);
  * exl3_error() says what was found and what was needed.
  *
@@ -102,9 +107,9 @@ EXL3_API int exl3_group(const exl3_shard *shards /* host */, int32_t count, int3
  * An id stands for entry id - first_id; ids outside [first_id, first_id + experts) contribute
  * nothing (a token with no valid id gets zeros, plus the shared expert's part).
  *
- * Where the chip can (9.0 and newer), launch A may start while the kernel before it on the stream ends,
- * and B while A ends (programmatic dependent launch). A waits for that end before it reads or writes
- * anything; B finds its rows and fetches its first weights, then waits for A's.
+ * Launch A may start while the kernel before it on the stream ends, and B while A ends (see above).
+ * A waits for that end before it reads or writes anything; B finds its rows and fetches its first
+ * weights, then waits for A's.
  *
  * Plan: launch A (gate, up) has a_warps warps in a_chunks x (a_warps / a_chunks) and takes
  * a_kblocks (<= 16) k-blocks of `hidden` at a time; launch B (down) has b_warps and b_chunks and

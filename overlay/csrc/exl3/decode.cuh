@@ -150,10 +150,11 @@ struct Window<16> {
     }
 };
 
-/* Two states to a pair of fp16 1024 + B. */
+/* Two states to a pair of fp16 1024 + B: (l, l) * (0, 1) + (first, 0), exact. Packing as an fp16 sum
+ * leaves the two integer pipes, which everything else here goes through, to the rest. */
 __device__ __forceinline__ uint32_t mul1_pair(uint32_t lo, uint32_t hi) {
-    const uint32_t b = __dp4a(lo * MUL1, 0x01010101u, 0x64006400u);
-    return __dp4a(hi * MUL1, 0x01010101u, 0u) * 65536u + b;
+    const uint32_t first = __dp4a(lo * MUL1, 0x01010101u, 0x6400u), second = __dp4a(hi * MUL1, 0x01010101u, 0x6400u);
+    return place_high(second, first);
 }
 
 /* Any rate and codebook ------------------------------------------------------------------- */

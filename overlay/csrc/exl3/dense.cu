@@ -3,16 +3,11 @@
 
 namespace exl3 {
 
-template <int NB>
-static cudaError_t launch(const DenseLaunch &p, int ctas, int bytes, cudaStream_t stream) {
-    if (const cudaError_t error = allow_shared(dense_kernel<NB>, bytes)) return error;
+/* May start while what comes before still ends, where the chip can: see dense_kernel. */
+cudaError_t launch_dense(const DenseLaunch &p, int nb, int ctas, int bytes, bool early, cudaStream_t stream) {
     const dim3 grid(static_cast<unsigned>(ctas), static_cast<unsigned>(p.passes));
-    dense_kernel<NB><<<grid, 32 * p.warps, bytes, stream>>>(p);
-    return cudaGetLastError();
-}
-
-cudaError_t launch_dense(const DenseLaunch &p, int nb, int ctas, int bytes, cudaStream_t stream) {
-    return nb == 1 ? launch<1>(p, ctas, bytes, stream) : launch<2>(p, ctas, bytes, stream);
+    return nb == 1 ? launch_early(dense_kernel<1>, p, grid, bytes, early, stream)
+                   : launch_early(dense_kernel<2>, p, grid, bytes, early, stream);
 }
 
 } // namespace exl3

@@ -39,6 +39,9 @@ struct DenseLaunch {
     int32_t ring_words; /* of a warp */
 };
 
+/* k-tiles of a warp's weights that are asked for before the launch in front of this one has ended. */
+constexpr int FIRST_TILES = 8;
+
 /* Grid [CTAs of all shards, passes of 8 * NB rows]. */
 template <int NB>
 __global__ void __launch_bounds__(32 * MAX_WARPS, 2) dense_kernel(const __grid_constant__ DenseLaunch p) {
@@ -60,7 +63,6 @@ __global__ void __launch_bounds__(32 * MAX_WARPS, 2) dense_kernel(const __grid_c
     const Place at = place_of(stand, warp, blocks);
     const int chunk = group * s.chunks + at.chunk;
     const int k2 = s.k2;
-    if (static_cast<int>(threadIdx.x) < 2 * here) prefetch(s.svh + CHUNK * s.chunks * group + 64 * threadIdx.x);
     uint32_t *const x = shared + p.warps * p.ring_words;
     Stream stream;
     stream.stride = static_cast<int64_t>(s.width) * 128 * k2;
@@ -68,13 +70,21 @@ __global__ void __launch_bounds__(32 * MAX_WARPS, 2) dense_kernel(const __grid_c
     stream.count = at.tile1 - at.tile0;
     stream.ring = shared + warp * p.ring_words;
     stream.x = reinterpret_cast<const uint2 *>(x) + at.tile0 * NB * 32 + lane;
-    Sums<NB> sums = {};
+    /* What the launch before has nothing to do with comes into L2 while that one ends; nothing is read
+       before it has: it may have written anything, weights included. */
+    let_next_start();
+    for (int tile = 0; tile < min(stream.count, FIRST_TILES); ++tile)
+        if (lane < k2) prefetch(stream.from + tile * stream.stride + 128 * lane);
+    for (int i = threadIdx.x; i < 2 * blocks; i += 32 * p.warps) prefetch(s.suh + 128 * block0 + 64 * i);
+    if (static_cast<int>(threadIdx.x) < 2 * here) prefetch(s.svh + CHUNK * s.chunks * group + 64 * threadIdx.x);
+    wait_for_previous();
 #define EXL3_START(K2) stream_start<K2>(stream, k2, lane)
     EXL3_FOR_RATE(k2, s.codebook, EXL3_START)
 #undef EXL3_START
     const auto row_at = [&](int row) { return s.x + (base + row) * s.x_stride + 128 * block0; };
     rotate_rows<NB>(row_at, rows, blocks, s.suh + 128 * block0, warp, p.warps, lane, x);
     __syncthreads();
+    Sums<NB> sums = {};
 #define EXL3_RUN(K2) stream_run<K2, NB, 32 * NB>(stream, k2, s.codebook, lane, sums)
     EXL3_FOR_RATE(k2, s.codebook, EXL3_RUN)
 #undef EXL3_RUN
@@ -85,8 +95,8 @@ __global__ void __launch_bounds__(32 * MAX_WARPS, 2) dense_kernel(const __grid_c
     const auto partial_at = [&](int c, int r) {
         return partial + (((static_cast<int64_t>(pass) * s.width + c) * s.splits) * 8 * NB + r) * CHUNK;
     };
-    const auto put = [&](float4 v, int c, int row) {
-        v = finish(v, s.svh + c * CHUNK, lane);
+    const auto put = [&](float4 v, float4 svh, int c, int row) {
+        v = finish(v, svh, lane);
         if (s.bias) {
             const __half2 *b = reinterpret_cast<const __half2 *>(s.bias + c * CHUNK + 4 * lane);
             const float2 b0 = __half22float2(b[0]), b1 = __half22float2(b[1]);
@@ -104,7 +114,7 @@ __global__ void __launch_bounds__(32 * MAX_WARPS, 2) dense_kernel(const __grid_c
             const int row = divide(task, stand.by_chunks), c = task - row * here;
             const float4 v = take_sums(red, c, here, stand.lanes, row, lane);
             if (s.splits == 1)
-                put(v, group * s.chunks + c, 8 * nb + row);
+                put(v, scales_of(s.svh + (group * s.chunks + c) * CHUNK, lane), group * s.chunks + c, 8 * nb + row);
             else
                 __stcg(reinterpret_cast<float4 *>(partial_at(group * s.chunks + c, split * 8 * NB + 8 * nb + row)) + lane, v);
         }
@@ -113,7 +123,8 @@ __global__ void __launch_bounds__(32 * MAX_WARPS, 2) dense_kernel(const __grid_c
     if (!arrive(p.counters + s.counter + pass * s.groups + group, s.splits, &flag)) return;
     for (int task = warp; task < rows * here; task += p.warps) {
         const int row = divide(task, stand.by_chunks), c = group * s.chunks + task - row * here;
-        put(sum_partials(partial_at(c, row), 8 * NB * CHUNK, s.splits, lane), c, row);
+        const float4 svh = scales_of(s.svh + c * CHUNK, lane);
+        put(sum_partials(partial_at(c, row), 8 * NB * CHUNK, s.splits, lane), svh, c, row);
     }
 }
 

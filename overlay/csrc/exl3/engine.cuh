@@ -357,14 +357,23 @@ __device__ __forceinline__ float4 hadamard(float4 v, int lane) {
     return v;
 }
 
-/* Rotated outputs times svh. */
-__device__ __forceinline__ float4 finish(float4 v, const __half *svh, int lane) {
-    v = hadamard(v, lane);
-    const uint2 s = __ldg(reinterpret_cast<const uint2 *>(svh + 4 * lane));
+/* A lane's four scales of a chunk. */
+__device__ __forceinline__ float4 scales_of(const __half *at, int lane) {
+    const uint2 s = __ldg(reinterpret_cast<const uint2 *>(at + 4 * lane));
     const float2 s0 = __half22float2(*reinterpret_cast<const __half2 *>(&s.x));
     const float2 s1 = __half22float2(*reinterpret_cast<const __half2 *>(&s.y));
-    return make_float4(v.x * OUTPUT_SCALE * s0.x, v.y * OUTPUT_SCALE * s0.y,
-                       v.z * OUTPUT_SCALE * s1.x, v.w * OUTPUT_SCALE * s1.y);
+    return make_float4(s0.x, s0.y, s1.x, s1.y);
+}
+
+/* Rotated outputs times svh. */
+__device__ __forceinline__ float4 finish(float4 v, float4 svh, int lane) {
+    v = hadamard(v, lane);
+    return make_float4(v.x * OUTPUT_SCALE * svh.x, v.y * OUTPUT_SCALE * svh.y, v.z * OUTPUT_SCALE * svh.z,
+                       v.w * OUTPUT_SCALE * svh.w);
+}
+
+__device__ __forceinline__ float4 finish(float4 v, const __half *svh, int lane) {
+    return finish(v, scales_of(svh, lane), lane);
 }
 
 __device__ __forceinline__ void store_four(void *y, int64_t at, int fp32, float4 v) {
@@ -379,12 +388,20 @@ __device__ __forceinline__ void store_four(void *y, int64_t at, int fp32, float4
     }
 }
 
-/* Sum of `count` partial rows, `stride` floats apart, in order; past L1, other CTAs wrote them. */
+/* Sum of `count` partial rows, `stride` floats apart, in order; past L1, other CTAs wrote them. Eight
+ * are on their way at a time, however few there are: each alone would take the memory's latency. */
 __device__ __forceinline__ float4 sum_partials(const float *from, int64_t stride, int count, int lane) {
     float4 total = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
-#pragma unroll 8
-    for (int i = 0; i < count; ++i)
-        add_four(total, __ldcg(reinterpret_cast<const float4 *>(from + i * stride) + lane));
+#pragma unroll 1
+    for (int base = 0; base < count; base += 8) {
+        float4 v[8];
+#pragma unroll
+        for (int i = 0; i < 8; ++i)
+            if (base + i < count) v[i] = __ldcg(reinterpret_cast<const float4 *>(from + (base + i) * stride) + lane);
+#pragma unroll
+        for (int i = 0; i < 8; ++i)
+            if (base + i < count) add_four(total, v[i]);
+    }
     return total;
 }
 

@@ -45,7 +45,7 @@ struct ExpertsLaunch {
     float limit;
     int32_t warps, chunks, groups, kblocks, splits; /* of this launch */
     Stand stand[2];                                 /* of all groups, of the last */
-    uint32_t by_topk;
+    uint32_t by_topk, by_splits; /* for divide() */
     int32_t ring_words;
 };
 

@@ -20,7 +20,7 @@ static __global__ void __launch_bounds__(32 * MAX_WARPS, 2) experts_a_kernel(con
     const int expert = slot == p.slots ? p.experts : slot_expert(p, slot);
     if (expert < 0) return;
     /* The table's answer is on its way while the rows are looked for. */
-    const Entry entry = table_entry(p, which, expert);
+    Entry entry = table_entry(p, which, expert);
     const bool fetches = warp == p.warps - 1; /* the scales' addresses, for whichever CTA ends the group */
     if (fetches && lane < 3) copy_async_8(shared_address(scales + lane), table_scale(p, lane, expert));
     copy_commit();
@@ -28,12 +28,9 @@ static __global__ void __launch_bounds__(32 * MAX_WARPS, 2) experts_a_kernel(con
     if (count == 0) return;
     EXL3_MARK(2);
 
-    const int k2 = entry.k2;
     const int block0 = split * p.kblocks, blocks = min(p.kblocks, p.hidden_blocks - block0);
     const Stand &stand = p.stand[group == p.groups - 1];
     const int here = stand.chunks;
-    const Place at = place_of(stand, warp, blocks);
-    const int chunk = group * p.chunks + at.chunk;
     const int inter = p.inter_blocks * CHUNK;
     uint32_t *const x = shared + p.warps * p.ring_words;
     float *const red = reinterpret_cast<float *>(shared);
@@ -41,15 +38,20 @@ static __global__ void __launch_bounds__(32 * MAX_WARPS, 2) experts_a_kernel(con
         return p.partial + ((static_cast<int64_t>(row) * 2 + proj) * p.splits + part) * inter +
                c * CHUNK;
     };
-    Stream stream;
-    stream.stride = static_cast<int64_t>(p.inter_blocks) * 128 * k2;
-    stream.from = entry.trellis + (8 * block0 + at.tile0) * stream.stride + static_cast<int64_t>(chunk) * 128 * k2;
-    stream.count = at.tile1 - at.tile0;
-    stream.ring = shared + warp * p.ring_words;
-    stream.x = reinterpret_cast<const uint2 *>(x) + at.tile0 * 32 + lane;
+    /* Ahead of the weights, behind which they would wait. */
+    for (int i = threadIdx.x; i < 2 * blocks; i += 32 * p.warps) prefetch(entry.suh + 128 * block0 + 64 * i);
     for (int base = 0; base < count; base += 8) {
         const int some = min(8, count - base);
-        Sums<1> sums = {};
+        if (base) entry = table_entry(p, which, expert); /* rather than to keep it: registers are few */
+        const int k2 = entry.k2;
+        const Place at = place_of(stand, warp, blocks);
+        Stream stream;
+        stream.stride = static_cast<int64_t>(p.inter_blocks) * 128 * k2;
+        stream.from = entry.trellis + (8 * block0 + at.tile0) * stream.stride +
+                      static_cast<int64_t>(group * p.chunks + at.chunk) * 128 * k2;
+        stream.count = at.tile1 - at.tile0;
+        stream.ring = shared + warp * p.ring_words;
+        stream.x = reinterpret_cast<const uint2 *>(x) + at.tile0 * 32 + lane;
 #define EXL3_START(K2) stream_start<K2>(stream, k2, lane)
         EXL3_FOR_RATE(k2, entry.codebook, EXL3_START)
 #undef EXL3_START
@@ -65,6 +67,7 @@ static __global__ void __launch_bounds__(32 * MAX_WARPS, 2) experts_a_kernel(con
         }
         __syncthreads();
         EXL3_MARK(3);
+        Sums<1> sums = {};
 #define EXL3_RUN(K2) stream_run<K2, 1, 32>(stream, k2, entry.codebook, lane, sums)
         EXL3_FOR_RATE(k2, entry.codebook, EXL3_RUN)
 #undef EXL3_RUN
@@ -85,19 +88,18 @@ static __global__ void __launch_bounds__(32 * MAX_WARPS, 2) experts_a_kernel(con
 
     for (int task = warp; task < count * here; task += p.warps) {
         const int r = divide(task, stand.by_chunks), c = group * p.chunks + task - r * here, row = list[r];
+        const float4 gate_svh = scales_of(scales[0] + c * CHUNK, lane), up_svh = scales_of(scales[1] + c * CHUNK, lane);
+        const float4 suh = scales_of(scales[2] + c * CHUNK, lane);
         float4 gate = sum_partials(partial_at(row, 0, 0, c), inter, p.splits, lane);
         float4 up = sum_partials(partial_at(row, 1, 0, c), inter, p.splits, lane);
-        gate = finish(gate, scales[0] + c * CHUNK, lane);
-        up = finish(up, scales[1] + c * CHUNK, lane);
-        const uint2 s = __ldg(reinterpret_cast<const uint2 *>(scales[2] + c * CHUNK + 4 * lane));
-        const float2 s0 = __half22float2(*reinterpret_cast<const __half2 *>(&s.x));
-        const float2 s1 = __half22float2(*reinterpret_cast<const __half2 *>(&s.y));
+        gate = finish(gate, gate_svh, lane);
+        up = finish(up, up_svh, lane);
         float4 v;
         /* 1/8 as the other rotated inputs have it. */
-        v.x = activation(gate.x, up.x, p.limit) * s0.x * 0.125f;
-        v.y = activation(gate.y, up.y, p.limit) * s0.y * 0.125f;
-        v.z = activation(gate.z, up.z, p.limit) * s1.x * 0.125f;
-        v.w = activation(gate.w, up.w, p.limit) * s1.y * 0.125f;
+        v.x = activation(gate.x, up.x, p.limit) * suh.x * 0.125f;
+        v.y = activation(gate.y, up.y, p.limit) * suh.y * 0.125f;
+        v.z = activation(gate.z, up.z, p.limit) * suh.z * 0.125f;
+        v.w = activation(gate.w, up.w, p.limit) * suh.w * 0.125f;
         put_operand(p.act + static_cast<int64_t>(row) * inter + c * CHUNK, hadamard(v, lane), lane);
     }
     EXL3_MARK(7);

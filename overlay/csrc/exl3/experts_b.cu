@@ -42,7 +42,6 @@ static __global__ void __launch_bounds__(32 * MAX_WARPS, 2) experts_b_kernel(con
             const auto row_at = [&](int r) { return p.act + static_cast<int64_t>(list[r]) * inter + CHUNK * block0; };
             for (int base = 0; base < count; base += 8) {
                 const int some = min(8, count - base);
-                Sums<1> sums = {};
 #define EXL3_START(K2) stream_start<K2>(stream, k2, lane)
                 EXL3_FOR_RATE(k2, entry.codebook, EXL3_START)
 #undef EXL3_START
@@ -60,6 +59,7 @@ static __global__ void __launch_bounds__(32 * MAX_WARPS, 2) experts_b_kernel(con
                 copy_wait<0>();
                 __syncthreads();
                 EXL3_MARK(3);
+                Sums<1> sums = {};
 #define EXL3_RUN(K2) stream_run<K2, 1, 4>(stream, k2, entry.codebook, lane, sums)
                 EXL3_FOR_RATE(k2, entry.codebook, EXL3_RUN)
 #undef EXL3_RUN
@@ -70,9 +70,10 @@ static __global__ void __launch_bounds__(32 * MAX_WARPS, 2) experts_b_kernel(con
                 for (int task = warp; task < some * here; task += p.warps) {
                     const int row_here = divide(task, stand.by_chunks), c = group * p.chunks + task - row_here * here;
                     const int row = list[base + row_here];
+                    const float4 svh = scales_of(entry.svh + c * CHUNK, lane);
+                    const float weight = row < p.slots ? __ldcg(p.weights + row) : 1.0f;
                     float4 v = take_sums(red, task - row_here * here, here, stand.lanes, row_here, lane);
-                    v = finish(v, entry.svh + c * CHUNK, lane);
-                    const float weight = row < p.slots ? __ldg(p.weights + row) : 1.0f;
+                    v = finish(v, svh, lane);
                     v = make_float4(v.x * weight, v.y * weight, v.z * weight, v.w * weight);
                     float *const to = p.out + (static_cast<int64_t>(row) * p.splits + split) * hidden + c * CHUNK;
                     __stcg(reinterpret_cast<float4 *>(to) + lane, v);
@@ -85,18 +86,34 @@ static __global__ void __launch_bounds__(32 * MAX_WARPS, 2) experts_b_kernel(con
     EXL3_MARK(5);
     if (!arrive(p.counters_b + group, (p.slots + p.shared) * p.splits, &flag)) return;
     EXL3_MARK(6);
+    /* Rows that a token's slots have in `out`, one after the other: those of invalid ids are not there. */
+    uint32_t valid[MAX_SLOTS / 32];
+#pragma unroll
+    for (int i = 0; i < MAX_SLOTS / 32; ++i)
+        valid[i] = __ballot_sync(~0u, 32 * i + lane < p.slots && slot_expert(p, 32 * i + lane) >= 0);
+    const int rows = p.topk * p.splits, all = rows + p.shared * p.splits;
     for (int task = warp; task < p.tokens * here; task += p.warps) {
         const int token = divide(task, stand.by_chunks), c = group * p.chunks + task - token * here;
-        const float *const from = p.out + c * CHUNK;
+        const float *const own = p.out + static_cast<int64_t>(token) * rows * hidden + c * CHUNK;
+        const float *const shared_own = p.out + (static_cast<int64_t>(p.slots) + token) * p.splits * hidden + c * CHUNK;
         float4 total = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
-        const auto add_row = [&](int row) {
-            for (int i = 0; i < p.splits; ++i)
-                add_four(total, __ldcg(reinterpret_cast<const float4 *>(from + (static_cast<int64_t>(row) * p.splits + i) * hidden) + lane));
-        };
-#pragma unroll 6
-        for (int j = 0; j < p.topk; ++j)
-            if (slot_expert(p, token * p.topk + j) >= 0) add_row(token * p.topk + j);
-        if (p.shared) add_row(p.slots + token);
+#pragma unroll 1
+        for (int base = 0; base < all; base += 8) {
+            float4 v[8];
+            bool there[8];
+#pragma unroll
+            for (int i = 0; i < 8; ++i) {
+                const int at = base + i, of = token * p.topk + static_cast<int>(divide(at, p.by_splits));
+                const uint32_t mask = of < 64 ? (of < 32 ? valid[0] : valid[1]) : of < 96 ? valid[2] : valid[3];
+                there[i] = at < all && (at >= rows || (mask >> (of & 31) & 1u));
+                const float *const from = at < rows ? own + static_cast<int64_t>(at) * hidden
+                                                    : shared_own + static_cast<int64_t>(at - rows) * hidden;
+                if (there[i]) v[i] = __ldcg(reinterpret_cast<const float4 *>(from) + lane);
+            }
+#pragma unroll
+            for (int i = 0; i < 8; ++i)
+                if (there[i]) add_four(total, v[i]);
+        }
         store_four(p.y, token * p.y_stride + c * CHUNK + 4 * lane, p.fp32, total);
     }
     EXL3_MARK(7);

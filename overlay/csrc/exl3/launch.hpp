@@ -11,7 +11,7 @@ struct DenseLaunch;
 struct ExpertsLaunch;
 
 /* nb: 1 (passes of 8 rows) or 2 (16). `bytes` of dynamic shared memory. */
-cudaError_t launch_dense(const DenseLaunch &p, int nb, int ctas, int bytes, cudaStream_t stream);
+cudaError_t launch_dense(const DenseLaunch &p, int nb, int ctas, int bytes, bool early, cudaStream_t stream);
 cudaError_t launch_experts_a(const ExpertsLaunch &p, int bytes, bool early, cudaStream_t stream);
 cudaError_t launch_experts_b(const ExpertsLaunch &p, int bytes, bool early, cudaStream_t stream);
 cudaError_t launch_decode(const void *trellis, int in, int out, int k2, int codebook, void *weights,

@@ -60,6 +60,16 @@ __device__ __forceinline__ void mma(float (&d)[4], const uint32_t (&a)[4], uint3
         : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 }
 
+/* The fp16 in the low half of `v` as the upper half of the result, that of `low` as its lower half. The
+ * upper half of `low` is 0; both are finite. */
+__device__ __forceinline__ uint32_t place_high(uint32_t v, uint32_t low) {
+    uint32_t d;
+    asm("{ .reg .f16 l, h; .reg .b32 t; mov.b32 {l, h}, %1; mov.b32 t, {l, l}; fma.rn.f16x2 %0, t, %2, %3; }"
+        : "=r"(d)
+        : "r"(v), "r"(0x3C000000u), "r"(low));
+    return d;
+}
+
 /* Low word of the 64-bit hi:lo >> by, for by in 0..63: one instruction. */
 __device__ __forceinline__ uint32_t shift64(uint32_t lo, uint32_t hi, uint32_t by) {
     return static_cast<uint32_t>(((static_cast<uint64_t>(hi) << 32) | lo) >> by);

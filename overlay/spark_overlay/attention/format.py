@@ -62,10 +62,10 @@ def float32_to_e4m3(values: Any) -> Any:
 
     x = np.asarray(values, np.float32)
     sign = (x.view(np.uint32) >> 24).astype(np.uint8) & 0x80
-    size = np.minimum(np.abs(x), np.float32(E4M3_MAX))
+    size = np.nan_to_num(np.minimum(np.abs(x), np.float32(E4M3_MAX)), nan=0.0)
     # Units of the last place: 2^-9 below 2^-6, an eighth of the power of two above.
-    exponent = np.maximum(np.frexp(np.where(np.isnan(size), 0, size))[1] - 1, -6)
-    steps = np.rint(np.ldexp(np.where(np.isnan(size), 0, size), 3 - exponent)).astype(np.int32)
+    exponent = np.where(size > 0, np.maximum(np.frexp(size)[1] - 1, -6), -6)
+    steps = np.rint(np.ldexp(size, 3 - exponent)).astype(np.int32)
     # steps: 0 to 7 subnormal, 8 to 16 else; 16 carries into the exponent by itself.
     code = np.where(np.isnan(x), 0x7F, (exponent + 6) * 8 + steps)
     return sign | code.astype(np.uint8)

@@ -21,10 +21,10 @@ from vllm.models.deepseek_v41.sparse_mla import (
     DeepseekV4FlashMLABackend,
     DeepseekV41SparseSWAMetadataBuilder,
 )
-from vllm.platforms import current_platform
 from vllm.v1.attention.backend import AttentionCGSupport
 from vllm.v1.attention.backends.mla.sparse_swa import DeepseekSparseSWABackend
 
+from spark_overlay import holding
 from spark_overlay.attention import kernels, shared, stock
 from spark_overlay.attention.kernels import Source
 from spark_overlay.attention.projections import project_inputs, project_output, take_packed
@@ -205,10 +205,7 @@ def attention_class(vllm_config: Any) -> type[DeepseekV4Attention]:
 @cache
 def _picked(setting: str | None) -> Choice:
     """Once for each setting; raises ChoiceError."""
-    capability = None
-    if not current_platform.is_cpu():
-        present = current_platform.get_device_capability()
-        capability = (present.major, present.minor)
+    capability = holding.capability()
     found = Found(capability, stock.missing(capability))
     picked = choose(found, wishes(os.environ, setting))
     logger.info("attention: %s (%s)", picked.kind, picked.why)

@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from vllm.compilation.breakable_cudagraph import eager_break_during_capture
 from vllm.models.deepseek_v41.attention import DeepseekV4Attention
 from vllm.models.deepseek_v41.nvidia import model
 from vllm.platforms import current_platform
@@ -31,14 +32,17 @@ DISPATCH = model._select_dsv4_attn_cls
 
 
 def missing(capability: tuple[int, int] | None) -> str:
-    """What vLLM's class for this GPU needs and does not find, in words; empty: nothing."""
+    """What vLLM's class for this GPU lacks here, in words; empty: nothing. On SM12x FlashInfer is
+    tried on a small case."""
     if capability is None or capability[0] != 12:
         return ""
     from vllm.utils.flashinfer import has_flashinfer_sparse_mla_sm120
 
-    if has_flashinfer_sparse_mla_sm120():
-        return ""
-    return "FlashInfer's sparse MLA is not installed (flashinfer-python==0.7.2.post1 has it)"
+    if not has_flashinfer_sparse_mla_sm120():
+        return "FlashInfer's sparse MLA is not installed (flashinfer-python==0.7.2.post1 has it)"
+    from spark_overlay.attention import contest
+
+    return contest.fault("stock", contest.case(torch.device("cuda"), 4))
 
 
 def _page_sizes(kv_cache_spec: Any = None) -> list[int]:
@@ -105,6 +109,26 @@ class _Packed:
             inverse=True,
         )
         return project_output(layer, heads)
+
+    @eager_break_during_capture
+    def _sparse_indexer_and_attn(
+        self,
+        hidden_states: Tensor,
+        index_q: Tensor | None,
+        index_q_scale: Tensor | None,
+        index_weights: Tensor | None,
+        q: Tensor,
+        kv: Tensor,
+        positions: Tensor,
+        out: Any,
+    ) -> None:
+        """vLLM's break between pieces of a graph: what the indexer is told is told in it."""
+        layer: Any = self
+        if layer.indexer is not None:
+            layer.indexer.indexer_op.positions = positions
+        super()._sparse_indexer_and_attn(  # type: ignore[misc]
+            hidden_states, index_q, index_q_scale, index_weights, q, kv, positions, out
+        )
 
     def _indexer_cls(self, k_cache: Any) -> Any:
         # The index cache's metadata are made for ours (indexer/glue.py).

@@ -116,7 +116,9 @@ def look(tasks: Sequence[Task]) -> Plan:
     have = sum(_allocated(task.temporary) for task in absent)
     left = max(0, sum(task.header.file_bytes for task in absent) - have)
     names = tuple(task.path.name for task in absent)
-    return Plan(str(folder), total, left, _free(folder), left + SPARE_BYTES if names else 0, names)
+    return Plan(
+        str(folder), total, left, free_bytes(folder), left + SPARE_BYTES if names else 0, names
+    )
 
 
 def verify(tasks: Sequence[Task], say: Say = print) -> None:
@@ -153,7 +155,7 @@ def _check_space(tasks: Sequence[Task]) -> None:
         )
 
 
-def _free(folder: Path) -> int:
+def free_bytes(folder: Path) -> int:
     """Bytes for this user on the drive of the folder, or of what is to hold it."""
     while not folder.exists():
         folder = folder.parent
@@ -195,7 +197,7 @@ def _write(task: Task, say: Say, chunk_bytes: int, meter: Meter) -> None:
         os.fsync(out)
         os.replace(task.temporary, task.path)
         task.progress.unlink(missing_ok=True)
-        _sync_folder(task.path.parent)
+        sync_folder(task.path.parent)
     say(f"{task.path}: whole")
 
 
@@ -333,7 +335,7 @@ def _write_all(fd: int, data: Bytes, at: int) -> None:
         done += os.pwrite(fd, data[done:].data, at + done)
 
 
-def _sync_folder(folder: Path) -> None:
+def sync_folder(folder: Path) -> None:
     fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:
         os.fsync(fd)
@@ -349,7 +351,7 @@ class Stopped(KeyboardInterrupt):
         self.number = number
 
 
-def _stop(number: int, frame: FrameType | None) -> None:
+def stop(number: int, frame: FrameType | None) -> None:
     raise Stopped(number)
 
 
@@ -391,5 +393,5 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 if __name__ == "__main__":
     for _number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(_number, _stop)
+        signal.signal(_number, stop)
     sys.exit(main())

@@ -208,4 +208,6 @@ def project_groups(layer: nn.Module, x: Tensor, rank: int) -> Tensor:
     if isinstance(layer.quant_method, Exl3GroupedLinearMethod):
         return layer.quant_method.project(layer, x, x.dtype)
     weight = layer.weight.view(x.shape[1], rank, -1)
+    if x.device.type != "cpu":
+        return torch.bmm(x.transpose(0, 1), weight.transpose(1, 2)).transpose(0, 1).flatten(1)
     return einsum("tgi,gri->tgr", x, weight).to(x.dtype).flatten(1)

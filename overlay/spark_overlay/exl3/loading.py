@@ -33,10 +33,12 @@ class Rows:
         self.tensor, self.low, self.high, self.name = tensor, low, high, name
         self.came = False
 
-    def fit(self, header: TensorHeader) -> bool:
-        """Whether bytes of the file are bytes of the parameter."""
+    def fit(self, header: TensorHeader, rows: int | None = None) -> bool:
+        """Whether bytes of the file are bytes of the parameter, and as many rows as are needed
+        there (``rows``: exactly so many)."""
         same = DTYPES[header.dtype] == self.tensor.dtype and len(header.shape) == self.tensor.ndim
-        return same and header.shape[1:] == self.tensor.shape[1:] and self.high <= header.shape[0]
+        enough = self.high <= header.shape[0] if rows is None else rows == header.shape[0]
+        return same and header.shape[1:] == self.tensor.shape[1:] and enough
 
     def done(self) -> None:
         self.tensor[self.high - self.low :].zero_()
@@ -78,19 +80,29 @@ class PackedLoader:
         return torch.device("cpu")
 
     @paused()
-    def wanted(self, files: Collection[Path]) -> list[Wanted]:
-        """What of these files this rank has a use for, by byte. Raises Exl3FormatError where the
-        share is not what the model has room for."""
+    def wanted(
+        self, files: Collection[Path], prepared: Mapping[str, TensorHeader] | None = None
+    ) -> list[Wanted]:
+        """What of these files this rank has a use for, by byte; or of its ``prepared`` file, where
+        all is cut already. Raises Exl3FormatError where the share is not what the model has room
+        for."""
         names = {file.name for file in files}
         chosen = {file for file in {h.file for h in self.tensors.values()} if file.name in names}
         flats: dict[int, Flat] = {}
         found = []
+        for name, header in (prepared or {}).items():
+            if (one := self._want(name, header, flats, cut=True)) is not None:
+                found.append(one)
+        if prepared is not None:
+            return found
         for name, header in self.tensors.items():
             if header.file in chosen and (one := self._want(name, header, flats)) is not None:
                 found.append(one)
         return found
 
-    def _want(self, name: str, header: TensorHeader, flats: dict[int, Flat]) -> Wanted | None:
+    def _want(
+        self, name: str, header: TensorHeader, flats: dict[int, Flat], cut: bool = False
+    ) -> Wanted | None:
         key, _, leaf = name.rpartition(".")
         into: Into
         if leaf in OWN_LEAVES:
@@ -101,10 +113,10 @@ class PackedLoader:
                 into = Handed(partial(self._load, stack, name))
                 return Wanted(name, header, cuts.whole(header), into)
             parameter: Tensor = getattr(stack, leaf).data
-            cut = cuts.packed(header, leaf, stack.cut)
-            if cut.nbytes != parameter[0].nbytes:
+            part = cuts.whole(header) if cut else cuts.packed(header, leaf, stack.cut)
+            if part.nbytes != parameter[0].nbytes:
                 raise Exl3FormatError(
-                    f"{name} in {header.file.name}: this rank's part is {cut.nbytes} bytes, the "
+                    f"{name} in {header.file.name}: this rank's part is {part.nbytes} bytes, the "
                     f"model has room for {parameter[0].nbytes}: the headers were changed while the "
                     "model was built; start again"
                 )
@@ -113,11 +125,18 @@ class PackedLoader:
                 stack.base(key, leaf),
                 partial(stack.arrived, key, leaf),
             )
-            return Wanted(name, header, cut, place)
+            return Wanted(name, header, part, place)
         if is_table_tensor(name):
             return None
-        if (by_rows := self.rows.get(name)) is not None and by_rows.fit(header):
-            part = cuts.rows(header, by_rows.low, by_rows.high)
+        by_rows = self.rows.get(name)
+        if by_rows is not None and (cut or by_rows.fit(header)):
+            low, high = (0, by_rows.high - by_rows.low) if cut else (by_rows.low, by_rows.high)
+            if cut and not by_rows.fit(header, high):
+                raise Exl3FormatError(
+                    f"{name} in {header.file.name} is {header.dtype} {list(header.shape)}: this "
+                    f"rank needs {high} rows like {list(by_rows.tensor.shape)}. Make the file again"
+                )
+            part = cuts.rows(header, low, high)
             if not part.nbytes:  # a rank behind the vocabulary
                 by_rows.done()
                 return None

@@ -86,3 +86,11 @@ def packed(header: TensorHeader, leaf: str, part: Exl3Slice) -> Cut:
     stride = width * tile
     begin = header.begin + top * stride + left * tile
     return Cut(begin, (right - left) * tile, stride, bottom - top)
+
+
+def packed_shape(header: TensorHeader, leaf: str, part: Exl3Slice) -> tuple[int, ...]:
+    """Shape of what `packed` keeps."""
+    if leaf != "trellis":
+        return (len(range(*(part.suh if leaf == "suh" else part.svh).indices(header.shape[0]))),)
+    sizes = zip(part.trellis, header.shape, strict=False)
+    return (*(len(range(*cut.indices(size))) for cut, size in sizes), header.shape[2])

@@ -6,7 +6,7 @@ import errno
 import mmap
 import os
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from threading import Lock
@@ -78,10 +78,11 @@ class _File:
                 os.dup2(plain, self.fd, inheritable=False)
                 os.close(plain)
 
-    def drop(self, begin: int, length: int) -> None:
-        """Give the pages of a range back, if reads left any."""
+    def drop(self, end: int = 0) -> None:
+        """Give the pages up to ``end`` (0: all) back, if reads left any. From the front each time:
+        a large page that reaches beyond a range stays with it."""
         if not self.direct:
-            os.posix_fadvise(self.fd, begin, length, os.POSIX_FADV_DONTNEED)
+            os.posix_fadvise(self.fd, 0, end, os.POSIX_FADV_DONTNEED)
 
 
 class Reader:
@@ -111,7 +112,7 @@ class Reader:
         self._files: dict[Path, _File] = {}
         self._out: dict[int, Block] = {}
 
-    def __iter__(self) -> Iterator[tuple[Block, int]]:
+    def __iter__(self) -> Generator[tuple[Block, int], None, None]:
         try:
             while True:
                 self._ask()
@@ -128,12 +129,14 @@ class Reader:
         """The slot may be written again."""
         block = self._out.pop(slot)
         if not self._keep:
-            self._files[block.file].drop(block.begin, block.length)
+            self._files[block.file].drop(block.end)
         self._free.append(slot)
 
     def close(self) -> None:
         self._pool.shutdown(wait=True, cancel_futures=True)
         for file in self._files.values():
+            if not self._keep:
+                file.drop()
             os.close(file.fd)
         self._files.clear()
 

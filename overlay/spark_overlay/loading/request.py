@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Protocol
 
 import torch
 
+from spark_overlay.headers import TensorHeader
 from spark_overlay.loading.plan import Wanted
 
 
@@ -18,7 +19,9 @@ class Taker(Protocol):
     @property
     def device(self) -> torch.device: ...
 
-    def wanted(self, files: Collection[Path]) -> list[Wanted]: ...
+    def wanted(
+        self, files: Collection[Path], prepared: Mapping[str, TensorHeader] | None = None
+    ) -> list[Wanted]: ...
 
 
 _takers: list[Taker] = []

@@ -16,26 +16,27 @@ class PlanError(ValueError):
 @dataclass(frozen=True)
 class OneLaunch:
     """``rows`` share a counter; the weight is cut into tiles of ``tile_n`` of its 24 coefficients
-    and ``splits`` of the hidden size, each in steps of ``block`` columns. ``dot``: on tensor
-    cores, a float32 weight as ``limbs`` bf16 numbers. ``stages``: of a row program's loads."""
+    and ``splits`` of the hidden size, each in steps of ``block`` columns. A
+    float32 weight goes as ``limbs`` bf16 numbers. ``loads`` and ``stages``:
+    depth of the pipelines of a projection's and a row's loads."""
 
     rows: int
     tile_n: int
     splits: int
     block: int
     warps: int
-    dot: bool = True
+    loads: int = 3
     limbs: int = 2
-    stages: int = 4
+    stages: int = 6
 
     @property
     def m(self) -> int:
         """Rows of a tile: tensor cores take 16 at least."""
-        return max(16, self.rows) if self.dot else self.rows
+        return max(16, self.rows)
 
     @property
     def n(self) -> int:
-        least = max(16 if self.dot else 1, self.tile_n)
+        least = max(16, self.tile_n)
         return 1 << (least - 1).bit_length()
 
     @property
@@ -102,16 +103,16 @@ def _block(hidden: int, most: int) -> int:
 
 
 def one_launch(tokens: int, hidden: int) -> OneLaunch:
-    rows = 4 if tokens <= 4 else 8
-    block = _block(hidden, 64)
-    return OneLaunch(rows, MIXES, hidden // block, block, 4)
+    """64 columns of each stream a program, in two steps, whose loads are under way at once."""
+    block = _block(hidden, 32)
+    each = 2 * block if hidden % (2 * block) == 0 else block
+    return OneLaunch(8 if tokens <= 32 else 16, MIXES, hidden // each, block, 4)
 
 
 def two_launches(tokens: int, hidden: int) -> TwoLaunches:
-    rows = 16 if tokens <= 512 else 32
-    block = _block(hidden, 64)
+    """Many shares of the hidden size while rows are few."""
+    few = tokens <= 1024
+    block = _block(hidden, 32 if few else 64)
     steps = hidden // block
-    # Two programs an SM of a large GPU, where there are rows enough.
-    wanted = max(1, 264 // -(-tokens // rows))
-    splits = max(s for s in range(1, min(wanted, steps, 16) + 1) if steps % s == 0)
-    return TwoLaunches(rows, splits, block, 4, 2)
+    splits = max(s for s in range(1, min(10 if few else 4, steps) + 1) if steps % s == 0)
+    return TwoLaunches(16, splits, block, 4, 3 if few else 2)

@@ -31,6 +31,8 @@ Array = npt.NDArray[np.float64]
 def checks(device: torch.device, on: str) -> Iterator[Check]:
     yield Check("attention records", on, lambda: records(device))
     yield Check("attention with a sink", on, lambda: attention(device))
+    if device.type == "cuda":
+        yield Check("attention by its kernel", on, lambda: kernel(device))
 
 
 def angles(count: int) -> Array:
@@ -103,6 +105,15 @@ def attention(device: torch.device) -> Outcome:
     )
     error = np.abs(found.cpu().double().numpy() - right).max() / np.abs(right).max()
     return within(float(error), SUM)
+
+
+def kernel(device: torch.device) -> Outcome:
+    """The kernel that serves on a GPU, on a step of four tokens and a chunk, against the torch
+    reference."""
+    from spark_overlay.attention import contest
+
+    wrong = [contest.fault("portable", contest.case(device, tokens)) for tokens in (4, 256)]
+    return Outcome(not any(wrong), "; ".join(filter(None, wrong)) or "right")
 
 
 def plainly(q: Array, kv: Array, valid: npt.NDArray[np.bool_], sink: Array, scale: float) -> Array:

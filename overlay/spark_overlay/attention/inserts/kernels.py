@@ -61,7 +61,7 @@ def _write_record(
 
 @triton.jit
 def _group_ends(program, positions, slots, tokens, ROWS: tl.constexpr, RATIO: tl.constexpr):
-    """Rows of a program: which, the position of their group's first token, slot, and which count."""
+    """A program's rows: which, their groups' first positions, their slots, and which count."""
     row = (program * ROWS + tl.arange(0, ROWS)).to(tl.int64)
     inside = row < tokens
     slot = tl.load(slots + row, inside, other=-1).to(tl.int64)

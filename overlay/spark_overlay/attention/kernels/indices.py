@@ -9,6 +9,8 @@ from torch import Tensor
 
 #: FlashMLA's prefill takes rows of whole 128s.
 ROW_ALIGN = 128
+#: Tokens and warps of a combining program.
+TOKENS, WARPS = 2, 4
 
 
 @triton.jit
@@ -46,7 +48,7 @@ def chosen_slots(
     states_per_page: int,
     out: Tensor,
 ) -> None:
-    """Positions in the request -> physical slots (page * states_per_page + offset); -1 where absent.
+    """Positions in the request -> slots (page * states_per_page + offset); -1 where absent.
 
     ``topk`` int32 ``[T, K]`` (negative: none), ``block_table`` int32 ``[R, P]``,
     ``request_of_token`` int32 or int64 ``[>= T]`` (negative: the token is padding), ``out`` int32
@@ -148,8 +150,8 @@ def combine(
     compressed: int,
     out: tuple[Tensor, Tensor] | None = None,
     *,
-    tokens_a_program: int = 1,
-    warps: int = 2,
+    tokens_a_program: int = TOKENS,
+    warps: int = WARPS,
 ) -> tuple[Tensor, Tensor]:
     """Choice and window of each token as one row of workspace indices, in one launch.
 

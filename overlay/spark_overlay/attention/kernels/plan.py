@@ -23,21 +23,39 @@ class Shape:
     stages: int
 
 
-def shape(capability: tuple[int, int], tokens: int, heads: int, width: int) -> Shape:
+@dataclass(frozen=True)
+class Cuda:
+    """The library's kernel: ``keys`` of a tile (32 or 64), CTAs a token (``splits``); ``pair``: two
+    CTAs on a multiprocessor, with tiles of 32, where it has 200 KB of shared memory."""
+
+    keys: int
+    splits: int
+    pair: bool = False
+
+
+def shape(
+    capability: tuple[int, int], tokens: int, heads: int, width: int, by_library: bool
+) -> Shape | Cuda:
     """For ``tokens`` of ``heads`` with ``width`` slots each.
 
     Few tokens: split so that the GPU is about full once; many: whole tokens, output directly."""
     most = 16 if heads <= 16 else 32
-    keys = 32
+    ctas = tokens * -(-heads // most)
+    places = PLACES.get(capability[0], 96)
+    # Tiles of 64 take 120 KB of shared memory, two CTAs 190 KB; SM86, 89 and 12x have 99 KB.
+    large = capability[0] in (9, 10) or capability == (8, 0)
+    keys = 64 if by_library and large and ctas > 2 else 32
+    if by_library and capability[0] in (9, 10) and ctas > places:
+        return Cuda(32, 1, pair=True)
     tiles = max(1, -(-width // keys))
-    groups = -(-heads // most)
-    room = max(1, PLACES.get(capability[0], 96) // (tokens * groups))
-    splits = min(tiles, room)
+    splits = min(tiles, max(1, places // ctas), MOST_SPLITS)
     # Every CTA takes equally many tiles, the last one fewer: no split is empty.
     splits = -(-tiles // -(-tiles // splits))
-    return Shape(most, keys, splits, 4, 2)
+    return Cuda(keys, splits) if by_library else Shape(most, keys, splits, 8, 1)
 
 
+#: Of the library's reduction.
+MOST_SPLITS: Final = 64
 #: CTAs that run at once on a usual GPU of a generation: SM80/86/89, SM90, SM120/121 (a GB10 has 48
 #: multiprocessors).
 PLACES: Final = {8: 108, 9: 132, 10: 148, 12: 96}

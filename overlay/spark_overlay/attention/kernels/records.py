@@ -11,7 +11,7 @@ from spark_overlay.attention.format import DATA_BYTES, HEAD_DIM, RECORD_BYTES, S
 from spark_overlay.attention.kernels.numbers import e4m3, ue8m0
 
 #: Rows of a program, and its warps: by the GPU's generation, not by trying.
-ROWS, WARPS = 4, 4
+ROWS, WARPS = 8, 2
 
 
 @triton.jit
@@ -31,6 +31,7 @@ def _gather(
     ALIGN: tl.constexpr,
     OUT_ALIGN: tl.constexpr,
     ROWS: tl.constexpr,
+    STORE: tl.constexpr,
 ):
     request = tl.program_id(0).to(tl.int64)
     length = tl.load(seq_lens + request)
@@ -54,11 +55,13 @@ def _gather(
     tiles = tl.reshape(e4m3(codes), (ROWS, 8, 64)) * scale[:, :, None]
     values = tl.reshape(tiles, (ROWS, 512)).to(tl.bfloat16)
     kept = keep[:, None] & (column < 448)[None, :]
-    tl.store(out + to[:, None] + column[None, :], values, mask=kept)
+    tl.store(out + to[:, None] + column[None, :], values, mask=kept, cache_modifier=STORE)
     tail = tl.arange(0, 64)
     rope = (cache + data[:, None] + 448).to(tl.pointer_type(tl.bfloat16)) + tail[None, :]
     rope = tl.load(rope, mask=keep[:, None])
-    tl.store(out + to[:, None] + 448 + tail[None, :], rope, mask=keep[:, None])
+    tl.store(
+        out + to[:, None] + 448 + tail[None, :], rope, mask=keep[:, None], cache_modifier=STORE
+    )
 
 
 def gather(
@@ -72,6 +75,8 @@ def gather(
     *,
     rows: int = ROWS,
     warps: int = WARPS,
+    wide: int = 16,
+    store: str = "",
 ) -> None:
     """The last ``gather_lens[r]`` records of each request, row i to ``out[r, offset + i]``.
 
@@ -106,9 +111,10 @@ def gather(
         offset,
         HAS_LENGTHS=gather_lens is not None,
         BLOCK=cache.shape[1],
-        ALIGN=alignment(cache.data_ptr(), cache.stride(0)),
+        ALIGN=min(wide, alignment(cache.data_ptr(), cache.stride(0))),
         OUT_ALIGN=alignment(out.data_ptr(), 2 * out.stride(0), 2 * out.stride(1)) // 2,
         ROWS=rows,
+        STORE=store,
         num_warps=warps,
     )
 

@@ -13,7 +13,7 @@ import triton
 from torch import Tensor
 
 from spark_overlay.attention.format import HEAD_DIM, ROPE_DIM
-from spark_overlay.attention.kernels import plan
+from spark_overlay.attention.kernels import library, plan
 from spark_overlay.attention.kernels.numbers import COMPILED
 from spark_overlay.attention.kernels.records import alignment, check_cache
 from spark_overlay.attention.kernels.tiles import attend, reduce
@@ -43,7 +43,7 @@ def sparse_mla(
     out: Tensor,
     *,
     unrotate: tuple[Tensor, Tensor] | None = None,
-    chosen: plan.Shape | None = None,
+    chosen: plan.Shape | plan.Cuda | None = None,
 ) -> None:
     """Softmax attention of ``q [T, H, 512]`` bf16 over the union of 1 or 2 sources, into ``out``.
 
@@ -59,8 +59,12 @@ def sparse_mla(
         return
     width = sum(source.slots.shape[1] for source in sources)
     if chosen is None:
-        chosen = plan.shape(plan.capability(q.device), tokens, heads, width)
-    launch(q, sources, sink, scale, out, unrotate, chosen)
+        by_library = COMPILED and library.present() and all(map(_at_16_bytes, sources))
+        chosen = plan.shape(plan.capability(q.device), tokens, heads, width, by_library)
+    if isinstance(chosen, plan.Cuda):
+        launch_cuda(q, sources, sink, scale, out, unrotate, chosen)
+    else:
+        launch(q, sources, sink, scale, out, unrotate, chosen)
 
 
 def check(
@@ -94,10 +98,20 @@ def check(
             raise ValueError(f"lengths {lengths.dtype} {list(lengths.shape)}: int32 [{tokens}]")
     if unrotate is not None:
         table, positions = unrotate
-        if table.shape[1:] != (ROPE_DIM,) or table.stride(1) != 1 or len(positions) < tokens:
+        known = table.dtype in (torch.float32, torch.bfloat16) and positions.dtype in (
+            torch.int32, torch.int64
+        )  # fmt: skip
+        if (
+            not known
+            or table.shape[1:] != (ROPE_DIM,)
+            or table.stride(1) != 1
+            or len(positions) < tokens
+            or (tokens and positions.stride(0) != 1)
+        ):
             raise ValueError(
-                f"unrotate by {list(table.shape)} at {list(positions.shape)} positions: "
-                f"[P, {ROPE_DIM}] and at least {tokens}"
+                f"unrotate by {table.dtype} {list(table.shape)} at {positions.dtype} "
+                f"{list(positions.shape)}: float32 or bf16 [P, {ROPE_DIM}] and at least {tokens} "
+                "integers"
             )
     return tokens, heads
 
@@ -155,3 +169,46 @@ def launch(
             table, table.stride(0), positions,
             SPLITS=splits, HEADS=plan.REDUCE_HEADS, TURN=turn, num_warps=plan.REDUCE_WARPS,
         )  # fmt: skip
+
+
+def _at_16_bytes(source: Source) -> bool:
+    """What the library's copies need; vLLM's pages lie so."""
+    return alignment(source.cache.data_ptr(), source.cache.stride(0)) == 16
+
+
+def launch_cuda(
+    q: Tensor,
+    sources: Sequence[Source],
+    sink: Tensor,
+    scale: float,
+    out: Tensor,
+    unrotate: tuple[Tensor, Tensor] | None,
+    chosen: plan.Cuda,
+) -> None:
+    """The library's kernels by a given shape."""
+    tokens, heads, _ = q.shape
+    args = library.Args()
+    args.q, args.q_token, args.q_head = q.data_ptr(), q.stride(0), q.stride(1)
+    args.out, args.out_token, args.out_head = out.data_ptr(), out.stride(0), out.stride(1)
+    args.sink, args.tokens, args.heads = sink.data_ptr(), tokens, heads
+    args.keys, args.splits, args.scale = chosen.keys, chosen.splits, scale
+    args.pair = chosen.pair
+    for place, source in zip(args.source, sources, strict=False):
+        slots, lengths = source.slots, source.lengths
+        place.cache, place.stride = source.cache.data_ptr(), source.cache.stride(0)
+        place.page, place.width = source.cache.shape[1], slots.shape[1]
+        place.slots, place.slots_row = slots.data_ptr(), slots.stride(0)
+        place.lengths = None if lengths is None else lengths.data_ptr()
+    if unrotate is not None:
+        table, positions = unrotate
+        args.cos_sin, args.cos_sin_row = table.data_ptr(), table.stride(0)
+        args.cos_sin_float = table.dtype == torch.float32
+        args.positions, args.positions_wide = positions.data_ptr(), positions.dtype == torch.int64
+    if chosen.splits > 1:
+        # Kept until the launches are on the stream; torch then gives it to later work only.
+        partial = torch.empty((chosen.splits, tokens, heads, HEAD_DIM), device=q.device)
+        peaks = torch.empty((2, chosen.splits, tokens, heads), device=q.device)
+        args.partial, args.peaks = partial.data_ptr(), peaks.data_ptr()
+    with torch.cuda.device(q.device):
+        stream = torch.cuda.current_stream(q.device).cuda_stream
+        library.load().sparse(args, stream)

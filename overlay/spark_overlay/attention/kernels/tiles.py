@@ -79,7 +79,7 @@ def finish(acc, peak, total, sink, turn, HEADS: tl.constexpr, TURN: tl.constexpr
     return row
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["tokens", "heads"])
 def attend(
     q, q_token, q_head, out, out_token, out_head, sink, scale, partial, peaks, tokens, heads,
     cos_sin, cos_sin_row, positions,
@@ -141,7 +141,7 @@ def attend(
         tl.store(peaks + SPLITS * tokens.to(tl.int64) * heads + place, total, mask=mine)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["tokens", "heads"])
 def reduce(
     out, out_token, out_head, sink, partial, peaks, tokens, heads, cos_sin, cos_sin_row, positions,
     SPLITS: tl.constexpr, HEADS: tl.constexpr, TURN: tl.constexpr,

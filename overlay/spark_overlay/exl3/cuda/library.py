@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import ctypes
 import os
+from collections.abc import Sequence
 from ctypes import POINTER, c_char_p, c_float, c_int, c_int32, c_int64, c_void_p
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 from spark_overlay.exl3.cuda.plan import Need
 from spark_overlay.exl3.format import Codebook
@@ -176,6 +178,18 @@ class Library:
                 ctypes.byref(args), scratch, need.scratch_bytes, counters, need.counters, stream
             )
         )
+
+    def declare(self, name: str, types: Sequence[Any]) -> None:
+        """Another of its functions, which returns a status. Raises Exl3CudaError."""
+        try:
+            function = getattr(self._library, name)
+        except AttributeError as error:
+            build = _BUILD.format(path=self.path)
+            raise Exl3CudaError(f"{self.path}: has no {name}. {build}") from error
+        function.argtypes, function.restype = tuple(types), c_int
+
+    def call(self, name: str, *values: Any) -> None:
+        self._check(getattr(self._library, name)(*values))
 
     def _check(self, status: int) -> None:
         if status == 0:

@@ -18,6 +18,8 @@ from functools import cache
 from pathlib import Path
 from typing import Any, Literal
 
+from spark_overlay.exl3.cuda.plan_prefill import PrefillPlan
+
 TABLES = Path(__file__).with_name("tables")
 #: A table of one's own, as ``tune`` writes it, in place of the shipped one.
 OVERRIDE = "SPARK_EXL3_TABLE"
@@ -112,6 +114,12 @@ class Table:
     expert_slots: int = MAX_SLOTS
     ctas_per_sm: int = 2
     warps: int = 8
+    #: Slots from which on ``prefill`` serves; its variants up to so many rows an expert on average
+    #: and beyond; its pool.
+    prefill_slots: int = MAX_SLOTS + 1
+    prefill_small: int = 44
+    prefill_variants: tuple[int, int] = (0, 1)
+    pool_mib: int = 352
     group: Mapping[tuple[tuple[Shape, ...], int], GroupPlan] = field(default_factory=dict)
     experts: Mapping[tuple[int, int, int], ExpertsPlan] = field(default_factory=dict)
 
@@ -128,6 +136,11 @@ class Table:
         step = _step(tokens * topk, SLOT_STEPS, "slots")
         found = self.experts.get((hidden, inter, step))
         return found or _experts_rule(self, hidden, inter, step, tokens, max_k2)
+
+    def prefill_plan(self, slots: int, experts: int) -> PrefillPlan:
+        """The plan of a prefill's experts call."""
+        few, many = self.prefill_variants
+        return PrefillPlan(many if slots > self.prefill_small * experts else few, self.pool_mib)
 
     def fits(self, shared: int) -> bool:
         """Whether as many CTAs as wanted are on an SM at once, by shared memory."""
@@ -324,6 +337,7 @@ def parse(value: Mapping[str, Any], name: str) -> Table:
             )
             for entry in value.get("experts", ())
         }
+        few, many = value.get("prefill_variants", (0, 1))
         table = Table(
             name=str(value["name"]),
             origin=value["origin"],
@@ -334,6 +348,10 @@ def parse(value: Mapping[str, Any], name: str) -> Table:
             expert_slots=int(value.get("expert_slots", MAX_SLOTS)),
             ctas_per_sm=int(value.get("ctas_per_sm", 2)),
             warps=int(value.get("warps", 8)),
+            prefill_slots=int(value.get("prefill_slots", MAX_SLOTS + 1)),
+            prefill_small=int(value.get("prefill_small", 44)),
+            prefill_variants=(int(few), int(many)),
+            pool_mib=int(value.get("pool_mib", 352)),
             group=group,
             experts=experts,
         )
@@ -361,6 +379,10 @@ def show(table: Table) -> dict[str, Any]:
         "expert_slots": table.expert_slots,
         "ctas_per_sm": table.ctas_per_sm,
         "warps": table.warps,
+        "prefill_slots": table.prefill_slots,
+        "prefill_small": table.prefill_small,
+        "prefill_variants": list(table.prefill_variants),
+        "pool_mib": table.pool_mib,
         "group": [
             {
                 "shapes": [[s.inputs, s.outputs, s.k2] for s in shapes],

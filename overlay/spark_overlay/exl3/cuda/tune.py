@@ -17,6 +17,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TypeVar
 
@@ -238,6 +239,15 @@ def seconds(calls: Sequence[Call]) -> float:
     return statistics.median(found)
 
 
+def attention_of(device: torch.device) -> str | None:
+    """Which attention class is to serve, where vLLM has one that may: on SM12x by FlashInfer."""
+    if torch.cuda.get_device_capability(device)[0] != 12 or find_spec("flashinfer") is None:
+        return None
+    from spark_overlay.attention.contest import contest
+
+    return contest(device, lambda call: seconds([call] * 8), lambda line: print(line, flush=True))
+
+
 def _matrix(shape: Shape) -> tuple[Tensor, Tensor, Tensor]:
     tiles = (shape.inputs // 16, shape.outputs // 16, 8 * shape.k2)
     trellis = torch.randint(-(1 << 15), 1 << 15, tiles, dtype=torch.int16, device="cuda")
@@ -268,13 +278,15 @@ def main() -> None:
         f"{torch.__version__}: V4.1's shapes on one of {given.tp} ranks; the rest by the rule."
     )
     table = replace(found, origin="measured", how=how)
-    better = bool(table.group or table.experts)
+    attention = attention_of(device)
+    value = plan.show(table) | ({"attention": attention} if attention else {})
+    better = bool(table.group or table.experts or attention)
     if given.print:
-        print(f"table {json.dumps(plan.show(table) if better else None)}", flush=True)
+        print(f"table {json.dumps(value if better else None)}", flush=True)
         return
     if not better:
         sys.exit("no plan beats the rule: nothing to write")
-    given.out.write_text(json.dumps(plan.show(table), indent=1) + "\n")
+    given.out.write_text(json.dumps(value, indent=1) + "\n")
     plan.read(given.out)
     counts = f"{len(table.group)} groups, {len(table.experts)} steps of experts"
     print(f"{given.out}: {counts}, {took:.0f} s")

@@ -7,8 +7,13 @@ projected and of the collapsed streams), and six that nobody reads.
 
 from __future__ import annotations
 
+import os
+
 import triton
 import triton.language as tl
+
+#: The interpreter knows no instructions: there the plain forms compute.
+COMPILED = tl.constexpr(os.environ.get("TRITON_INTERPRET") != "1")
 
 MIXES = tl.constexpr(24)
 SQUARES = tl.constexpr(24)
@@ -68,33 +73,33 @@ def expanded(x, r0, r1, r2, r3, given):
 
 
 @triton.jit
-def wide(at, mask):
-    return tl.load(at, mask, other=0.0).to(tl.float32)
-
-
-@triton.jit
-def read_streams(
-    x, residual, given, row, inside, h, H: tl.constexpr, EVEN: tl.constexpr, POST: tl.constexpr
-):
-    """The streams ``[R, B]`` bf16 at columns ``h``; ``POST``: after the sublayer's output is
-    written back to them by the ``given`` coefficients. ``EVEN``: every ``h`` is inside."""
-    at = row[:, None] * (4 * H) + h[None, :]
+def loaded(x, residual, row, inside, h, H: tl.constexpr, EVEN: tl.constexpr, POST: tl.constexpr):
+    """The old streams ``[R, B]`` bf16 at columns ``h``, and with ``POST`` the sublayer's output
+    (else the first stream again). ``EVEN``: every ``h`` is inside."""
+    at = residual + row[:, None] * (4 * H) + h[None, :]
     mask = inside[:, None]
     if not EVEN:
         mask = mask & (h < H)[None, :]
+    r0 = tl.load(at, mask, other=0.0)
+    r1 = tl.load(at + H, mask, other=0.0)
+    r2 = tl.load(at + 2 * H, mask, other=0.0)
+    r3 = tl.load(at + 3 * H, mask, other=0.0)
+    out = r0
     if POST:
-        r0 = wide(residual + at, mask)
-        r1 = wide(residual + at + H, mask)
-        r2 = wide(residual + at + 2 * H, mask)
-        r3 = wide(residual + at + 3 * H, mask)
-        out = wide(x + row[:, None] * H + h[None, :], mask)
-        s0, s1, s2, s3 = expanded(out, r0, r1, r2, r3, given)
+        out = tl.load(x + row[:, None] * H + h[None, :], mask, other=0.0)
+    return r0, r1, r2, r3, out
+
+
+@triton.jit
+def renewed(old, given, POST: tl.constexpr):
+    """The streams ``[R, B]`` bf16; ``POST``: after the sublayer's output is written back to them by
+    the ``given`` coefficients."""
+    r0, r1, r2, r3, out = old
+    if POST:
+        wide = tl.float32
+        return expanded(out.to(wide), r0.to(wide), r1.to(wide), r2.to(wide), r3.to(wide), given)
     else:
-        s0 = tl.load(residual + at, mask, other=0.0)
-        s1 = tl.load(residual + at + H, mask, other=0.0)
-        s2 = tl.load(residual + at + 2 * H, mask, other=0.0)
-        s3 = tl.load(residual + at + 3 * H, mask, other=0.0)
-    return s0, s1, s2, s3
+        return r0, r1, r2, r3
 
 
 @triton.jit
@@ -122,17 +127,10 @@ def collapsed(s0, s1, s2, s3, weights, PRE: tl.constexpr):
 
 
 @triton.jit
-def beside(s0, s1, s2, s3, M: tl.constexpr, BLOCK: tl.constexpr):
-    """Four ``[M, B]`` as one ``[M, 4 B]``."""
-    both = tl.join(tl.join(s0, s1), tl.join(s2, s3))
-    return tl.reshape(tl.permute(both, (0, 3, 2, 1)), (M, 4 * BLOCK))
-
-
-@triton.jit
-def held(value, HOLD: tl.constexpr):
+def held(value):
     """``value`` bf16, which the compiler may not compute in the layout of the dot it goes to: there
-    every warp would compute all of it. (The interpreter knows no instructions: not ``HOLD``.)"""
-    if HOLD:
+    every warp would compute all of it."""
+    if COMPILED:
         return tl.inline_asm_elementwise(
             "mov.b32 $0, $1;", "=r,r", [value], dtype=tl.bfloat16, is_pure=False, pack=2
         )
@@ -141,30 +139,37 @@ def held(value, HOLD: tl.constexpr):
 
 
 @triton.jit
-def project(
-    acc, squares, value, fn, H: tl.constexpr, begin, n, kept, SOURCES: tl.constexpr,
-    BLOCK: tl.constexpr, LIMBS: tl.constexpr, DOT: tl.constexpr,
-):  # fmt: skip
-    """Add one tile's share to the projections and to the rows' sums of squares.
+def pair(s0, s1, M: tl.constexpr, BLOCK: tl.constexpr):
+    """Two ``[M, B]`` beside each other, ``[M, 2 B]``: half the steps of one dot, of two at once."""
+    return held(tl.reshape(tl.permute(tl.join(s0, s1), (0, 2, 1)), (M, 2 * BLOCK)))
 
-    ``value [M, SOURCES * B]`` bf16, the sources beside each other from column ``begin`` on; rows
-    ``n`` of ``fn [24, SOURCES * H]`` (``kept``: which exist). ``DOT``: on tensor cores, ``acc [M,
-    N]``; a float32 ``fn`` goes as ``LIMBS`` bf16 numbers, whose sum has 8 bits more each. Else by
-    multiplying and adding, ``acc [M, N, SOURCES * B]``."""
-    k = tl.arange(0, SOURCES * BLOCK)
-    at = fn + n[:, None] * (SOURCES * H) + (k // BLOCK * H + begin + k % BLOCK)[None, :]
-    weight = tl.load(at, kept[:, None], other=0.0)
+
+@triton.jit
+def weights(fn, n, kept, H: tl.constexpr, begin, SOURCES: tl.constexpr, FIRST: tl.constexpr,
+            COUNT: tl.constexpr, BLOCK: tl.constexpr):  # fmt: skip
+    """Columns from ``begin`` of ``COUNT`` sources of rows ``n`` of ``fn [24, SOURCES * H]``, beside
+    each other: ``[N, COUNT * B]``; ``kept``: which rows exist."""
+    k = tl.arange(0, COUNT * BLOCK)
+    at = fn + n[:, None] * (SOURCES * H) + ((FIRST + k // BLOCK) * H + begin + k % BLOCK)[None, :]
+    return tl.load(at, kept[:, None], other=0.0)
+
+
+@triton.jit
+def project(high, low, squares, value, weight, LIMBS: tl.constexpr):
+    """Add one tile's share to the projections, on tensor cores.
+
+    ``value [M, K]`` bf16, ``weight [N, K]`` float32 or bf16. A float32 goes as ``LIMBS`` bf16
+    numbers, whose sum has 8 bits more each; ``high [M, N]`` sums the first, ``low`` the others, so
+    that neither waits for the other."""
     exact = value.to(tl.float32)
     squares += tl.sum(exact * exact, 1)
-    if DOT:
-        for limb in tl.static_range(LIMBS):
-            part = weight.to(tl.bfloat16)
-            acc = tl.dot(value, tl.trans(part), acc)
-            if limb + 1 < LIMBS:
-                weight -= part.to(tl.float32)
-    else:
-        acc += exact[:, None, :] * weight.to(tl.float32)[None, :, :]
-    return acc, squares
+    part = weight.to(tl.bfloat16)
+    high = tl.dot(value, tl.trans(part), high)
+    for _ in tl.static_range(1, LIMBS):
+        weight -= part.to(tl.float32)
+        part = weight.to(tl.bfloat16)
+        low = tl.dot(value, tl.trans(part), low)
+    return high, low, squares
 
 
 @triton.jit
@@ -173,9 +178,24 @@ def sigmoid(x):
 
 
 @triton.jit
-def quarter(a, b, c, d, eps):
-    """``1 / (a + b + c + d + eps)``."""
-    return 1.0 / ((a + b) + (c + d) + eps)
+def reciprocal(x):
+    """To a unit in the last place, of a number between 2^-126 and 2^126."""
+    if COMPILED:
+        return tl.inline_asm_elementwise(
+            "rcp.approx.ftz.f32 $0, $1;", "=f,f", [x], dtype=tl.float32, is_pure=True, pack=1
+        )
+    else:
+        return 1.0 / x
+
+
+@triton.jit
+def prefetch(at):
+    """Have L2 fetch the lines of addresses ``at``, a block of pointers, and wait for nothing."""
+    if COMPILED:
+        tl.inline_asm_elementwise(
+            "{ prefetch.global.L2 [$1]; mov.b32 $0, 0; }", "=r,l", [at.to(tl.int64)],
+            dtype=tl.int32, is_pure=False, pack=1,
+        )  # fmt: skip
 
 
 @triton.jit
@@ -183,8 +203,23 @@ def softmax(a, b, c, d, eps):
     """Of four, and ``eps`` more each."""
     top = tl.maximum(tl.maximum(a, b), tl.maximum(c, d))
     a, b, c, d = tl.exp(a - top), tl.exp(b - top), tl.exp(c - top), tl.exp(d - top)
-    of = 1.0 / ((a + b) + (c + d))
+    of = reciprocal((a + b) + (c + d))
     return a * of + eps, b * of + eps, c * of + eps, d * of + eps
+
+
+@triton.jit
+def lines(a, b, c, d, x0, x1, x2, x3, before, eps):
+    """One line ``a .. d`` of Sinkhorn's first matrix; the crossing lines have factors ``x``.
+    A step divides the line by its sum plus ``eps``: where the line's own factor was ``1 / before``
+    it becomes one by what is returned."""
+    return ((eps * before + a * x0) + b * x1) + (c * x2 + d * x3)
+
+
+@triton.jit
+def reciprocals(a, b, c, d):
+    """Of four, by two: the unit that divides is slow."""
+    ab, cd = reciprocal(a * b), reciprocal(c * d)
+    return b * ab, a * ab, d * cd, c * cd
 
 
 @triton.jit
@@ -197,89 +232,92 @@ def column(at, k: tl.constexpr, stride, inside, SHARES: tl.constexpr):
 
 
 @triton.jit
-def logit(at, k: tl.constexpr, stride, inside, SHARES: tl.constexpr, norm, gain, base):
-    """Projection ``k`` of each row, normed, scaled and moved."""
-    return column(at, k, stride, inside, SHARES) * norm * gain + tl.load(base + k)
+def four(at, k: tl.constexpr, stride, inside, SHARES: tl.constexpr):
+    a = column(at, k, stride, inside, SHARES)
+    b = column(at, k + 1, stride, inside, SHARES)
+    c = column(at, k + 2, stride, inside, SHARES)
+    d = column(at, k + 3, stride, inside, SHARES)
+    return a, b, c, d
+
+
+@triton.jit
+def moved(given, gain, base):
+    """Four projections, scaled and moved."""
+    a, b, c, d = given
+    return (
+        a * gain + tl.load(base),
+        b * gain + tl.load(base + 1),
+        c * gain + tl.load(base + 2),
+        d * gain + tl.load(base + 3),
+    )
+
+
+@triton.jit
+def store_four(to, a, b, c, d, inside):
+    tl.store(to, a, inside)
+    tl.store(to + 1, b, inside)
+    tl.store(to + 2, c, inside)
+    tl.store(to + 3, d, inside)
 
 
 @triton.jit
 def finish_mixes(
-    at, stride, inside, SHARES: tl.constexpr, row, norm, scale, base, post_out, comb_out, pre_out,
-    pre_eps, sinkhorn_eps, post_gain, ITERATIONS: tl.constexpr,
+    at, stride, inside, SHARES: tl.constexpr, row, wide, rms_eps, scale, base, post_out, comb_out,
+    pre_out, pre_eps, sinkhorn_eps, post_gain, ITERATIONS: tl.constexpr,
 ):  # fmt: skip
     """Coefficients of rows ``[R]`` from their projections: of each share, column ``k`` of its 32 at
-    ``k * stride``.
+    ``k * stride``; ``wide``: how many values a row's projections are made from.
 
-    One thread holds all 16 of a row's residual mix, so that no iteration of Sinkhorn's waits for
+    Everything is loaded before anything is stored. One thread holds all 16 of a row's residual mix,
+    as its start and a factor for each row and column, so that no iteration of Sinkhorn's waits for
     another thread."""
-    gain = tl.load(scale)
-    for k in tl.static_range(4):
-        value = sigmoid(logit(at, k, stride, inside, SHARES, norm, gain, base)) + pre_eps
-        tl.store(pre_out + row * 4 + k, value, inside)
-    gain = tl.load(scale + 1)
-    for k in tl.static_range(4):
-        value = sigmoid(logit(at, k + 4, stride, inside, SHARES, norm, gain, base)) * post_gain
-        tl.store(post_out + row * 4 + k, value, inside)
-    gain = tl.load(scale + 2)
-    a0 = logit(at, 8, stride, inside, SHARES, norm, gain, base)
-    a1 = logit(at, 9, stride, inside, SHARES, norm, gain, base)
-    a2 = logit(at, 10, stride, inside, SHARES, norm, gain, base)
-    a3 = logit(at, 11, stride, inside, SHARES, norm, gain, base)
-    b0 = logit(at, 12, stride, inside, SHARES, norm, gain, base)
-    b1 = logit(at, 13, stride, inside, SHARES, norm, gain, base)
-    b2 = logit(at, 14, stride, inside, SHARES, norm, gain, base)
-    b3 = logit(at, 15, stride, inside, SHARES, norm, gain, base)
-    c0 = logit(at, 16, stride, inside, SHARES, norm, gain, base)
-    c1 = logit(at, 17, stride, inside, SHARES, norm, gain, base)
-    c2 = logit(at, 18, stride, inside, SHARES, norm, gain, base)
-    c3 = logit(at, 19, stride, inside, SHARES, norm, gain, base)
-    d0 = logit(at, 20, stride, inside, SHARES, norm, gain, base)
-    d1 = logit(at, 21, stride, inside, SHARES, norm, gain, base)
-    d2 = logit(at, 22, stride, inside, SHARES, norm, gain, base)
-    d3 = logit(at, 23, stride, inside, SHARES, norm, gain, base)
+    pre = four(at, 0, stride, inside, SHARES)
+    post = four(at, 4, stride, inside, SHARES)
+    a = four(at, 8, stride, inside, SHARES)
+    b = four(at, 12, stride, inside, SHARES)
+    c = four(at, 16, stride, inside, SHARES)
+    d = four(at, 20, stride, inside, SHARES)
+    norm = tl.rsqrt(column(at, SQUARES, stride, inside, SHARES) / wide + rms_eps)
+    pre = moved(pre, norm * tl.load(scale), base)
+    post = moved(post, norm * tl.load(scale + 1), base + 4)
+    gain = norm * tl.load(scale + 2)
+    a0, a1, a2, a3 = moved(a, gain, base + 8)
+    b0, b1, b2, b3 = moved(b, gain, base + 12)
+    c0, c1, c2, c3 = moved(c, gain, base + 16)
+    d0, d1, d2, d3 = moved(d, gain, base + 20)
     a0, a1, a2, a3 = softmax(a0, a1, a2, a3, sinkhorn_eps)
     b0, b1, b2, b3 = softmax(b0, b1, b2, b3, sinkhorn_eps)
     c0, c1, c2, c3 = softmax(c0, c1, c2, c3, sinkhorn_eps)
     d0, d1, d2, d3 = softmax(d0, d1, d2, d3, sinkhorn_eps)
-    u0 = quarter(a0, b0, c0, d0, sinkhorn_eps)
-    u1 = quarter(a1, b1, c1, d1, sinkhorn_eps)
-    u2 = quarter(a2, b2, c2, d2, sinkhorn_eps)
-    u3 = quarter(a3, b3, c3, d3, sinkhorn_eps)
-    a0, b0, c0, d0 = a0 * u0, b0 * u0, c0 * u0, d0 * u0
-    a1, b1, c1, d1 = a1 * u1, b1 * u1, c1 * u1, d1 * u1
-    a2, b2, c2, d2 = a2 * u2, b2 * u2, c2 * u2, d2 * u2
-    a3, b3, c3, d3 = a3 * u3, b3 * u3, c3 * u3, d3 * u3
+    one = a0 * 0.0 + 1.0
+    wa, wb, wc, wd = one, one, one, one
+    ua, ub, uc, ud = one, one, one, one
+    eps = sinkhorn_eps
+    z0 = lines(a0, b0, c0, d0, ua, ub, uc, ud, one, eps)
+    z1 = lines(a1, b1, c1, d1, ua, ub, uc, ud, one, eps)
+    z2 = lines(a2, b2, c2, d2, ua, ub, uc, ud, one, eps)
+    z3 = lines(a3, b3, c3, d3, ua, ub, uc, ud, one, eps)
+    v0, v1, v2, v3 = reciprocals(z0, z1, z2, z3)
     for _ in range(ITERATIONS - 1):
-        va = quarter(a0, a1, a2, a3, sinkhorn_eps)
-        vb = quarter(b0, b1, b2, b3, sinkhorn_eps)
-        vc = quarter(c0, c1, c2, c3, sinkhorn_eps)
-        vd = quarter(d0, d1, d2, d3, sinkhorn_eps)
-        a0, a1, a2, a3 = a0 * va, a1 * va, a2 * va, a3 * va
-        b0, b1, b2, b3 = b0 * vb, b1 * vb, b2 * vb, b3 * vb
-        c0, c1, c2, c3 = c0 * vc, c1 * vc, c2 * vc, c3 * vc
-        d0, d1, d2, d3 = d0 * vd, d1 * vd, d2 * vd, d3 * vd
-        u0 = quarter(a0, b0, c0, d0, sinkhorn_eps)
-        u1 = quarter(a1, b1, c1, d1, sinkhorn_eps)
-        u2 = quarter(a2, b2, c2, d2, sinkhorn_eps)
-        u3 = quarter(a3, b3, c3, d3, sinkhorn_eps)
-        a0, b0, c0, d0 = a0 * u0, b0 * u0, c0 * u0, d0 * u0
-        a1, b1, c1, d1 = a1 * u1, b1 * u1, c1 * u1, d1 * u1
-        a2, b2, c2, d2 = a2 * u2, b2 * u2, c2 * u2, d2 * u2
-        a3, b3, c3, d3 = a3 * u3, b3 * u3, c3 * u3, d3 * u3
+        wa = lines(a0, a1, a2, a3, v0, v1, v2, v3, wa, eps)
+        wb = lines(b0, b1, b2, b3, v0, v1, v2, v3, wb, eps)
+        wc = lines(c0, c1, c2, c3, v0, v1, v2, v3, wc, eps)
+        wd = lines(d0, d1, d2, d3, v0, v1, v2, v3, wd, eps)
+        ua, ub, uc, ud = reciprocals(wa, wb, wc, wd)
+        z0 = lines(a0, b0, c0, d0, ua, ub, uc, ud, z0, eps)
+        z1 = lines(a1, b1, c1, d1, ua, ub, uc, ud, z1, eps)
+        z2 = lines(a2, b2, c2, d2, ua, ub, uc, ud, z2, eps)
+        z3 = lines(a3, b3, c3, d3, ua, ub, uc, ud, z3, eps)
+        v0, v1, v2, v3 = reciprocals(z0, z1, z2, z3)
+    p0, p1, p2, p3 = pre
+    p0, p1, p2, p3 = sigmoid(p0), sigmoid(p1), sigmoid(p2), sigmoid(p3)
+    store_four(pre_out + row * 4, p0 + pre_eps, p1 + pre_eps, p2 + pre_eps, p3 + pre_eps, inside)
+    p0, p1, p2, p3 = post
+    p0, p1, p2, p3 = sigmoid(p0), sigmoid(p1), sigmoid(p2), sigmoid(p3)
+    g = post_gain
+    store_four(post_out + row * 4, p0 * g, p1 * g, p2 * g, p3 * g, inside)
     out = comb_out + row * 16
-    tl.store(out, a0, inside)
-    tl.store(out + 1, a1, inside)
-    tl.store(out + 2, a2, inside)
-    tl.store(out + 3, a3, inside)
-    tl.store(out + 4, b0, inside)
-    tl.store(out + 5, b1, inside)
-    tl.store(out + 6, b2, inside)
-    tl.store(out + 7, b3, inside)
-    tl.store(out + 8, c0, inside)
-    tl.store(out + 9, c1, inside)
-    tl.store(out + 10, c2, inside)
-    tl.store(out + 11, c3, inside)
-    tl.store(out + 12, d0, inside)
-    tl.store(out + 13, d1, inside)
-    tl.store(out + 14, d2, inside)
-    tl.store(out + 15, d3, inside)
+    store_four(out, a0 * ua * v0, a1 * ua * v1, a2 * ua * v2, a3 * ua * v3, inside)
+    store_four(out + 4, b0 * ub * v0, b1 * ub * v1, b2 * ub * v2, b3 * ub * v3, inside)
+    store_four(out + 8, c0 * uc * v0, c1 * uc * v1, c2 * uc * v2, c3 * uc * v3, inside)
+    store_four(out + 12, d0 * ud * v0, d1 * ud * v1, d2 * ud * v2, d3 * ud * v3, inside)

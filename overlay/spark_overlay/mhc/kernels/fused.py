@@ -19,14 +19,16 @@ from spark_overlay.mhc.kernels.arithmetic import (
     COLUMNS,
     MIXES,
     SQUARES,
-    beside,
     carried,
     coefficients,
     collapsed,
     finish_mixes,
-    held,
+    loaded,
+    pair,
+    prefetch,
     project,
-    read_streams,
+    renewed,
+    weights,
 )
 
 
@@ -34,18 +36,21 @@ from spark_overlay.mhc.kernels.arithmetic import (
 def _row_role(
     row, x, residual, post, comb, pre, weight, streams_out, input_out, mean_out, norm_eps,
     H: tl.constexpr, CHUNK: tl.constexpr, POST: tl.constexpr, PRE: tl.constexpr,
-    NORM: tl.constexpr, MEAN: tl.constexpr, STAGES: tl.constexpr,
+    NORM: tl.constexpr, MEAN: tl.constexpr, STAGES: tl.constexpr, PARTS: tl.constexpr,
 ):  # fmt: skip
     one = row + tl.arange(0, 1)
     inside = one >= 0
+    if NORM:
+        prefetch(weight + tl.arange(0, PARTS * CHUNK // 64) * 64 % H)
     squares = tl.zeros([1, CHUNK], tl.float32)
     even: tl.constexpr = H % CHUNK == 0
     given = coefficients(post, comb, one, inside, POST)
-    weights = carried(pre, one, inside, PRE)
+    before = carried(pre, one, inside, PRE)
     # Pipelined: a stage's loads do not wait for another's stores.
     for begin in tl.range(0, H, CHUNK, num_stages=STAGES):
         h = begin + tl.arange(0, CHUNK)
-        s0, s1, s2, s3 = read_streams(x, residual, given, one, inside, h, H, even, POST)
+        old = loaded(x, residual, one, inside, h, H, even, POST)
+        s0, s1, s2, s3 = renewed(old, given, POST)
         at = one[:, None] * H + h[None, :]
         kept = inside[:, None] & (h < H)[None, :]
         if POST:
@@ -57,20 +62,18 @@ def _row_role(
         if MEAN:
             total = (s0.to(tl.float32) + s1.to(tl.float32)) + s2.to(tl.float32)
             tl.store(mean_out + at, ((total + s3.to(tl.float32)) * 0.25).to(tl.bfloat16), kept)
-        value = collapsed(s0, s1, s2, s3, weights, PRE)
+        value = collapsed(s0, s1, s2, s3, before, PRE)
         tl.store(input_out + at, value, kept)
         exact = value.to(tl.float32)
         squares += exact * exact
     if NORM:
         tl.debug_barrier()
         norm = tl.rsqrt(tl.sum(squares, 1) * (1.0 / H) + norm_eps)
-        for begin in tl.static_range(0, H, CHUNK):
-            h = begin + tl.arange(0, CHUNK)
-            at = one[:, None] * H + h[None, :]
-            kept = inside[:, None] & (h < H)[None, :]
-            value = tl.load(input_out + at, kept, other=0.0).to(tl.float32)
-            gain = tl.load(weight + h, h < H, other=0.0).to(tl.float32)
-            tl.store(input_out + at, (value * norm[:, None] * gain[None, :]).to(tl.bfloat16), kept)
+        # All at once: loads of one chunk would wait for the stores of another.
+        h = tl.arange(0, PARTS)[:, None] * CHUNK + tl.arange(0, CHUNK)[None, :]
+        value = tl.load(input_out + row * H + h, h < H, other=0.0).to(tl.float32)
+        gain = tl.load(weight + h, h < H, other=0.0).to(tl.float32)
+        tl.store(input_out + row * H + h, (value * norm[:, None] * gain).to(tl.bfloat16), h < H)
 
 
 @triton.jit
@@ -82,7 +85,8 @@ def _add_and_finish(
 ):  # fmt: skip
     size: tl.constexpr = ROWS * COLUMNS
     place = tl.arange(0, size)
-    live = (group * ROWS + place // COLUMNS < tokens) & (place % COLUMNS <= SQUARES)
+    # The columns that nobody wrote are read, too, and not used.
+    live = group * ROWS + place // COLUMNS < tokens
     total = tl.zeros([FOLD, size], tl.float32)
     for begin in tl.static_range(0, SPLITS, FOLD):
         at = partials + (group * SPLITS + begin + tl.arange(0, FOLD))[:, None] * size
@@ -92,13 +96,9 @@ def _add_and_finish(
     tl.debug_barrier()
     final = tl.arange(0, ROWS)
     row = group * ROWS + final
-    inside = row < tokens
-    at = totals + group * size + final * COLUMNS
-    squares = tl.load(at + SQUARES, inside, other=1.0)
-    norm = tl.rsqrt(squares * (1.0 / WIDE) + rms_eps)
     finish_mixes(
-        at, 1, inside, 1, row, norm, scale, base, post_out, comb_out, pre_out,
-        pre_eps, sinkhorn_eps, post_gain, ITERATIONS,
+        totals + group * size + final * COLUMNS, 1, row < tokens, 1, row, WIDE, rms_eps, scale,
+        base, post_out, comb_out, pre_out, pre_eps, sinkhorn_eps, post_gain, ITERATIONS,
     )  # fmt: skip
 
 
@@ -107,9 +107,9 @@ def _projection_role(
     group, split, tile, tokens, x, residual, post, comb, fn, partials, totals, counters,
     scale, base, post_out, comb_out, pre_out, rms_eps, pre_eps, sinkhorn_eps, post_gain,
     H: tl.constexpr, SOURCES: tl.constexpr, POST: tl.constexpr, ROWS: tl.constexpr,
-    TILE_N: tl.constexpr, SPLITS: tl.constexpr, BLOCK: tl.constexpr, DOT: tl.constexpr,
-    LIMBS: tl.constexpr, ITERATIONS: tl.constexpr, M: tl.constexpr, N: tl.constexpr,
-    FOLD: tl.constexpr, HOLD: tl.constexpr,
+    TILE_N: tl.constexpr, SPLITS: tl.constexpr, BLOCK: tl.constexpr,
+    LOADS: tl.constexpr, LIMBS: tl.constexpr, ITERATIONS: tl.constexpr,
+    M: tl.constexpr, N: tl.constexpr, FOLD: tl.constexpr,
 ):  # fmt: skip
     each: tl.constexpr = H // SPLITS
     even: tl.constexpr = each % BLOCK == 0
@@ -118,26 +118,31 @@ def _projection_role(
     inside = (lane < ROWS) & (row < tokens)
     n = tl.arange(0, N)
     kept = n < TILE_N
-    if DOT:
-        acc = tl.zeros([M, N], tl.float32)
-    else:
-        acc = tl.zeros([M, N, SOURCES * BLOCK], tl.float32)
+    high = tl.zeros([M, N], tl.float32)
+    low, high1, low1 = high, high, high
     squares = tl.zeros([M], tl.float32)
     source = fn + tile * (TILE_N * SOURCES * H)
+    # The last to arrive reads them when nothing else is left to wait for.
+    prefetch(base + tl.arange(0, COLUMNS) % MIXES)
+    prefetch(scale + tl.arange(0, COLUMNS) % 3)
     given = coefficients(post, comb, row, inside, POST)
-    for step in range(each // BLOCK):
+    # Pipelined as the rows' are: with a stage more than steps, every load is under way at once.
+    for step in tl.range(0, each // BLOCK, num_stages=LOADS):
         first = split * each + step * BLOCK
         h = first + tl.arange(0, BLOCK)
         if SOURCES == 4:
-            s0, s1, s2, s3 = read_streams(x, residual, given, row, inside, h, H, even, POST)
-            value = held(beside(s0, s1, s2, s3, M, BLOCK), HOLD)
+            weight = weights(source, n, kept, H, first, 4, 0, 2, BLOCK)
+            weight1 = weights(source, n, kept, H, first, 4, 2, 2, BLOCK)
+            old = loaded(x, residual, row, inside, h, H, even, POST)
+            s0, s1, s2, s3 = renewed(old, given, POST)
+            value, value1 = pair(s0, s1, M, BLOCK), pair(s2, s3, M, BLOCK)
+            high, low, squares = project(high, low, squares, value, weight, LIMBS)
+            high1, low1, squares = project(high1, low1, squares, value1, weight1, LIMBS)
         else:
+            weight = weights(source, n, kept, H, first, 1, 0, 1, BLOCK)
             value = tl.load(x + row[:, None] * H + h[None, :], inside[:, None], other=0.0)
-        acc, squares = project(
-            acc, squares, value, source, H, first, n, kept, SOURCES, BLOCK, LIMBS, DOT
-        )
-    if not DOT:
-        acc = tl.sum(acc, 2)
+            high, low, squares = project(high, low, squares, value, weight, LIMBS)
+    acc = (high + high1) + (low + low1)
 
     size: tl.constexpr = ROWS * COLUMNS
     mine = partials + (group * SPLITS + split) * size
@@ -164,9 +169,9 @@ def one_launch(
     sinkhorn_eps, post_gain, norm_eps,
     H: tl.constexpr, SOURCES: tl.constexpr, POST: tl.constexpr, PRE: tl.constexpr,
     NORM: tl.constexpr, MEAN: tl.constexpr, ITERATIONS: tl.constexpr, ROWS: tl.constexpr,
-    TILE_N: tl.constexpr, SPLITS: tl.constexpr, BLOCK: tl.constexpr, DOT: tl.constexpr,
+    TILE_N: tl.constexpr, SPLITS: tl.constexpr, BLOCK: tl.constexpr, LOADS: tl.constexpr,
     LIMBS: tl.constexpr, M: tl.constexpr, N: tl.constexpr, FOLD: tl.constexpr,
-    CHUNK: tl.constexpr, STAGES: tl.constexpr, HOLD: tl.constexpr,
+    CHUNK: tl.constexpr, STAGES: tl.constexpr, PARTS: tl.constexpr,
 ):  # fmt: skip
     """Grid: ``ceil(tokens / ROWS) * SPLITS * (24 / TILE_N)`` projection programs, then ``tokens``
     row programs. ``partials`` float32 ``[groups, SPLITS, ROWS, 32]`` and ``totals`` ``[groups,
@@ -181,11 +186,10 @@ def one_launch(
             group, of_group % SPLITS, of_group // SPLITS, tokens, x, residual, post, comb, fn,
             partials, totals, counters, scale, base, post_out, comb_out, pre_out,
             rms_eps, pre_eps, sinkhorn_eps, post_gain,
-            H, SOURCES, POST, ROWS, TILE_N, SPLITS, BLOCK, DOT, LIMBS, ITERATIONS, M, N, FOLD,
-            HOLD,
+            H, SOURCES, POST, ROWS, TILE_N, SPLITS, BLOCK, LOADS, LIMBS, ITERATIONS, M, N, FOLD,
         )  # fmt: skip
     else:
         _row_role(
             program - projections, x, residual, post, comb, pre, weight, streams_out, input_out,
-            mean_out, norm_eps, H, CHUNK, POST, PRE, NORM, MEAN, STAGES,
+            mean_out, norm_eps, H, CHUNK, POST, PRE, NORM, MEAN, STAGES, PARTS,
         )  # fmt: skip

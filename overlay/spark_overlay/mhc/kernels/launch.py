@@ -78,7 +78,8 @@ def _tensor(name: str, value: Tensor | None, dtype: torch.dtype, *shape: int) ->
     if value is not None:
         _need(
             value.dtype == dtype and value.is_contiguous() and value.numel() == _product(shape),
-            f"{name} is {list(value.shape)} {value.dtype}, needed {list(shape)} {dtype}, contiguous",
+            f"{name} is {list(value.shape)} {value.dtype}, needed {list(shape)} {dtype}, "
+            "contiguous",
         )
 
 
@@ -132,11 +133,6 @@ def _some(value: Tensor | None, other: Tensor) -> Tensor:
     return other if value is None else value
 
 
-def _compiled(work: Work) -> bool:
-    """Not by the interpreter."""
-    return work.residual.device.type == "cuda"
-
-
 def _counters(work: Work, groups: int) -> Tensor:
     device = work.residual.device
     stream = torch.cuda.current_stream(device).cuda_stream if device.type == "cuda" else 0
@@ -159,9 +155,9 @@ def _in_one(work: Work, numbers: Numbers, at: plan.OneLaunch) -> None:
         H=work.hidden, SOURCES=work.sources, POST=work.post is not None,
         PRE=work.pre is not None, NORM=work.weight is not None, MEAN=work.mean_out is not None,
         ITERATIONS=numbers.iterations, ROWS=at.rows, TILE_N=at.tile_n, SPLITS=at.splits,
-        BLOCK=at.block, DOT=at.dot, LIMBS=1 if work.fn.dtype == torch.bfloat16 else at.limbs,
+        BLOCK=at.block, LOADS=at.loads, LIMBS=1 if work.fn.dtype == torch.bfloat16 else at.limbs,
         M=at.m, N=at.n, FOLD=at.fold, CHUNK=_chunk(work.hidden),
-        STAGES=at.stages, HOLD=_compiled(work), num_warps=at.warps, enable_fp_fusion=True,
+        STAGES=at.stages, PARTS=_parts(work.hidden), num_warps=at.warps, enable_fp_fusion=True,
     )  # fmt: skip
 
 
@@ -178,7 +174,7 @@ def _in_two(work: Work, numbers: Numbers, at: plan.TwoLaunches) -> None:
         shares, tokens,
         H=hidden, SOURCES=work.sources, POST=work.post is not None, PRE=work.pre is not None,
         MEAN=work.mean_out is not None, ROWS=at.rows, SPLITS=at.splits, BLOCK=at.block,
-        LIMBS=1 if work.fn.dtype == torch.bfloat16 else at.limbs, STAGES=at.stages, HOLD=_compiled(work),
+        LIMBS=1 if work.fn.dtype == torch.bfloat16 else at.limbs, STAGES=at.stages,
         num_warps=at.warps, enable_fp_fusion=True,
     )  # fmt: skip
     norms = tokens if work.weight is not None else 0
@@ -196,3 +192,8 @@ def _in_two(work: Work, numbers: Numbers, at: plan.TwoLaunches) -> None:
 def _chunk(hidden: int) -> int:
     """Columns a row program takes at once."""
     return min(_CHUNK, triton.next_power_of_2(hidden))
+
+
+def _parts(hidden: int) -> int:
+    """Chunks of a row, as a power of two."""
+    return triton.next_power_of_2(triton.cdiv(hidden, _chunk(hidden)))

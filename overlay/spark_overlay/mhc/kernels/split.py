@@ -16,15 +16,16 @@ from spark_overlay.mhc.kernels.arithmetic import (
     COLUMNS,
     MIXES,
     SQUARES,
-    beside,
     carried,
     coefficients,
     collapsed,
     column,
     finish_mixes,
-    held,
+    loaded,
+    pair,
     project,
-    read_streams,
+    renewed,
+    weights,
 )
 
 
@@ -33,7 +34,7 @@ def streams_and_projection(
     x, residual, post, comb, pre, fn, streams_out, input_out, mean_out, partials, tokens,
     H: tl.constexpr, SOURCES: tl.constexpr, POST: tl.constexpr, PRE: tl.constexpr,
     MEAN: tl.constexpr, ROWS: tl.constexpr, SPLITS: tl.constexpr, BLOCK: tl.constexpr,
-    LIMBS: tl.constexpr, STAGES: tl.constexpr, HOLD: tl.constexpr,
+    LIMBS: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
     """Grid ``(ceil(tokens / ROWS), SPLITS)``; ``partials`` float32 ``[SPLITS, 32, tokens]``."""
     each: tl.constexpr = H // SPLITS
@@ -43,23 +44,29 @@ def streams_and_projection(
     kept = inside[:, None]
     n = tl.arange(0, COLUMNS)
     real = n < MIXES
-    acc = tl.zeros([ROWS, COLUMNS], tl.float32)
+    high = tl.zeros([ROWS, COLUMNS], tl.float32)
+    low, high1, low1 = high, high, high
     squares = tl.zeros([ROWS], tl.float32)
     collapse = tl.zeros([ROWS], tl.float32)
     given = coefficients(post, comb, row, inside, POST)
-    weights = carried(pre, row, inside, PRE)
+    before = carried(pre, row, inside, PRE)
     for step in tl.range(0, each // BLOCK, num_stages=STAGES):
         first = split * each + step * BLOCK
         h = first + tl.arange(0, BLOCK)
-        s0, s1, s2, s3 = read_streams(x, residual, given, row, inside, h, H, True, POST)
         at = row[:, None] * H + h[None, :]
+        old = loaded(x, residual, row, inside, h, H, True, POST)
         if SOURCES == 4:
-            value = held(beside(s0, s1, s2, s3, ROWS, BLOCK), HOLD)
+            weight = weights(fn, n, real, H, first, 4, 0, 2, BLOCK)
+            weight1 = weights(fn, n, real, H, first, 4, 2, 2, BLOCK)
+            s0, s1, s2, s3 = renewed(old, given, POST)
+            value, value1 = pair(s0, s1, ROWS, BLOCK), pair(s2, s3, ROWS, BLOCK)
+            high, low, squares = project(high, low, squares, value, weight, LIMBS)
+            high1, low1, squares = project(high1, low1, squares, value1, weight1, LIMBS)
         else:
+            weight = weights(fn, n, real, H, first, 1, 0, 1, BLOCK)
+            s0, s1, s2, s3 = renewed(old, given, POST)
             value = tl.load(x + at, kept, other=0.0)
-        acc, squares = project(
-            acc, squares, value, fn, H, first, n, real, SOURCES, BLOCK, LIMBS, True
-        )
+            high, low, squares = project(high, low, squares, value, weight, LIMBS)
         if POST:
             to = streams_out + row[:, None] * (4 * H) + h[None, :]
             tl.store(to, s0, kept)
@@ -69,12 +76,16 @@ def streams_and_projection(
         if MEAN:
             total = (s0.to(tl.float32) + s1.to(tl.float32)) + s2.to(tl.float32)
             tl.store(mean_out + at, ((total + s3.to(tl.float32)) * 0.25).to(tl.bfloat16), kept)
-        mixed = collapsed(s0, s1, s2, s3, weights, PRE)
+        mixed = collapsed(s0, s1, s2, s3, before, PRE)
         tl.store(input_out + at, mixed, kept)
         exact = mixed.to(tl.float32)
         collapse += tl.sum(exact * exact, 1)
     mine = partials + split * (COLUMNS * tokens)
-    tl.store(mine + n[None, :] * tokens + row[:, None], acc, kept & real[None, :])
+    tl.store(
+        mine + n[None, :] * tokens + row[:, None],
+        (high + high1) + (low + low1),
+        kept & real[None, :],
+    )
     tl.store(mine + SQUARES * tokens + row, squares, inside)
     tl.store(mine + COLLAPSED * tokens + row, collapse, inside)
 
@@ -87,10 +98,8 @@ def _coefficients_role(
 ):  # fmt: skip
     row = program * MIX_ROWS + tl.arange(0, MIX_ROWS)
     inside = row < tokens
-    squares = column(partials + row, SQUARES, tokens, inside, SPLITS)
-    norm = tl.rsqrt(squares * (1.0 / WIDE) + rms_eps)
     finish_mixes(
-        partials + row, tokens, inside, SPLITS, row, norm, scale, base, post_out, comb_out,
+        partials + row, tokens, inside, SPLITS, row, WIDE, rms_eps, scale, base, post_out, comb_out,
         pre_out, pre_eps, sinkhorn_eps, post_gain, ITERATIONS,
     )  # fmt: skip
 

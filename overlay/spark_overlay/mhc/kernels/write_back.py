@@ -5,7 +5,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from spark_overlay.mhc.kernels.arithmetic import coefficients, read_streams
+from spark_overlay.mhc.kernels.arithmetic import coefficients, loaded, renewed
 
 
 @triton.jit
@@ -15,7 +15,8 @@ def write_back(x, residual, post, comb, out, H: tl.constexpr, CHUNK: tl.constexp
     inside = one >= 0
     h = tl.program_id(1) * CHUNK + tl.arange(0, CHUNK)
     given = coefficients(post, comb, one, inside, True)
-    s0, s1, s2, s3 = read_streams(x, residual, given, one, inside, h, H, False, True)
+    old = loaded(x, residual, one, inside, h, H, False, True)
+    s0, s1, s2, s3 = renewed(old, given, True)
     kept = inside[:, None] & (h < H)[None, :]
     to = out + one[:, None] * (4 * H) + h[None, :]
     tl.store(to, s0, kept)

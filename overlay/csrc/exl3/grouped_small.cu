@@ -1,0 +1,11 @@
+#include "grouped.cuh"
+#include "many.hpp"
+
+namespace exl3 {
+
+template <>
+cudaError_t launch_variant<0, false>(const GroupedLaunch &p, int items, int k2, cudaStream_t stream) {
+    return launch_config<Pick<0>::C, false>(p, items, k2, stream);
+}
+
+} // namespace exl3

@@ -1,0 +1,109 @@
+"""The library's calls for many rows by ctypes: csrc/exl3/many.h. No torch here."""
+
+from __future__ import annotations
+
+import ctypes
+from ctypes import POINTER, c_float, c_int32, c_int64, c_void_p
+from functools import cache
+
+from spark_overlay.exl3.cuda import library
+from spark_overlay.exl3.cuda.plan_prefill import PrefillNeed
+
+
+class Prefill(ctypes.Structure):
+    """``exl3_prefill_args``."""
+
+    _fields_ = (
+        ("x", c_void_p),
+        ("x_stride", c_int64),
+        ("ids", c_void_p),
+        ("weights", c_void_p),
+        ("table", c_void_p),
+        ("y", c_void_p),
+        ("y_stride", c_int64),
+        ("pool_bytes", c_int64),
+        ("id_bytes", c_int32),
+        ("tokens", c_int32),
+        ("topk", c_int32),
+        ("experts", c_int32),
+        ("first_id", c_int32),
+        ("shared", c_int32),
+        ("hidden", c_int32),
+        ("inter", c_int32),
+        ("y_dtype", c_int32),
+        ("max_k2", c_int32),
+        ("limit", c_float),
+        ("variant", c_int32),
+    )
+
+
+_POINTER, _ARGS = c_void_p, POINTER(Prefill)
+_CALLS = {
+    "exl3_rotate": (_POINTER, c_int64, _POINTER, c_int32, c_int32, _POINTER, _POINTER),
+    "exl3_reconstruct": (
+        _POINTER, c_int32, c_int32, c_int32, c_int32, c_int32, c_int32, _POINTER, _POINTER
+    ),
+    "exl3_finish": (
+        _POINTER, _POINTER, c_int32, c_int32, _POINTER, c_int64, c_int32, _POINTER
+    ),
+    "exl3_prefill_need": (_ARGS, POINTER(c_int64), POINTER(c_int32), POINTER(c_int32)),
+    "exl3_prefill": (_ARGS, _POINTER, c_int64, _POINTER),
+}  # fmt: skip
+
+
+class Many:
+    """Addresses are the device's; errors are those of ``library.Library``."""
+
+    def __init__(self, loaded: library.Library) -> None:
+        self._loaded = loaded
+        for name, types in _CALLS.items():
+            loaded.declare(name, types)
+
+    def rotate(
+        self, x: int, stride: int, suh: int, rows: int, inputs: int, rotated: int, stream: int
+    ) -> None:
+        self._loaded.call("exl3_rotate", x, stride, suh, rows, inputs, rotated, stream)
+
+    def reconstruct(
+        self,
+        trellis: int,
+        size: tuple[int, int],
+        k2: int,
+        codebook: int,
+        columns: tuple[int, int],
+        weights: int,
+        stream: int,
+    ) -> None:
+        """``size``: inputs and outputs; ``columns``: the first and their number."""
+        self._loaded.call(
+            "exl3_reconstruct", trellis, *size, k2, codebook, *columns, weights, stream
+        )
+
+    def finish(
+        self,
+        sums: int,
+        svh: int,
+        rows: int,
+        columns: int,
+        y: tuple[int, int, int],
+        stream: int,
+    ) -> None:
+        """``y``: address, elements from row to row, dtype."""
+        self._loaded.call("exl3_finish", sums, svh, rows, columns, *y, stream)
+
+    def prefill_need(self, args: Prefill) -> PrefillNeed:
+        scratch, waves, strips = c_int64(), c_int32(), c_int32()
+        self._loaded.call(
+            "exl3_prefill_need",
+            *(ctypes.byref(each) for each in (args, scratch, waves, strips)),
+        )
+        return PrefillNeed(scratch.value, waves.value, strips.value)
+
+    def prefill(self, args: Prefill, scratch: int, size: int, stream: int) -> None:
+        self._loaded.call("exl3_prefill", ctypes.byref(args), scratch, size, stream)
+
+
+@cache
+def load() -> Many:
+    """Raises Exl3CudaError."""
+    return Many(library.load())

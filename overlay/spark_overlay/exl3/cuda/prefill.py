@@ -1,0 +1,262 @@
+"""torch ops for many rows: ``spark_exl3::many`` and ``::prefill``, on CUDA, on a CPU, and faked.
+
+    many     as ``group``, for any number of rows: each matrix is decoded for the moment and
+             multiplied by cuBLAS, its inputs and outputs rotated by kernels of their own
+    prefill  as ``experts``, for any number of tokens: sorted on the device, weights decoded once
+             for up to 64 rows of an expert
+
+Nothing here asks the GPU anything, so both may be captured in CUDA graphs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cache
+
+import torch
+from torch import Tensor
+from torch.library import Library, register_fake
+
+from spark_overlay.exl3.cuda import many, on_cpu, ops, plan, workspace
+from spark_overlay.exl3.cuda.checks import DTYPES, aligned, check_experts, check_group
+from spark_overlay.exl3.cuda.plan_prefill import PrefillPlan
+from spark_overlay.exl3.format import bits_from_words
+
+#: fp16 values of a matrix decoded at once: 128 MiB.
+DECODED = 64 << 20
+_SCHEMAS = (
+    "many(Tensor[] xs, Tensor[] trellis, Tensor[] suh, Tensor[] svh, int[] codebooks, "
+    "ScalarType dtype) -> Tensor",
+    "prefill(Tensor x, Tensor ids, Tensor weights, Tensor table, int experts, int first_id, "
+    "bool shared, int inter, int max_k2, float limit, ScalarType dtype) -> Tensor",
+)
+
+
+def dense(
+    xs: Sequence[Tensor],
+    trellis: Sequence[Tensor],
+    suh: Sequence[Tensor],
+    svh: Sequence[Tensor],
+    codebooks: Sequence[int],
+    dtype: torch.dtype,
+) -> Tensor:
+    """``x @ W`` of each matrix, side by side: ``[rows, sum of out]``; arguments as ``ops.group``.
+
+    Inputs are rotated and rounded to fp16, weights are the codebook's fp16, sums fp32."""
+    found: Tensor = torch.ops.spark_exl3.many(
+        list(xs), list(trellis), list(suh), list(svh), list(codebooks), dtype
+    )
+    return found
+
+
+def experts(
+    x: Tensor,
+    ids: Tensor,
+    weights: Tensor,
+    table: Tensor,
+    count: int,
+    inter: int,
+    max_k2: int,
+    *,
+    first_id: int = 0,
+    shared: bool = False,
+    limit: float | None = None,
+    dtype: torch.dtype = torch.bfloat16,
+) -> Tensor:
+    """As ``ops.experts``, for any number of ids."""
+    found: Tensor = torch.ops.spark_exl3.prefill(
+        x, ids, weights, table, count, first_id, shared, inter, max_k2, limit or 0.0, dtype
+    )
+    return found
+
+
+# -- dense ------------------------------------------------------------------------------------
+
+
+def rotate(x: Tensor, suh: Tensor) -> Tensor:
+    """fp16 ``[rows, in]`` of bf16 ``x``, in the order of ``reconstruct``: H(x * suh) at 1/8 of the
+    matrix of signs. On CUDA only, as the next two; the reference is ``reference.linear``."""
+    x = aligned(x)
+    rotated = torch.empty(x.shape, dtype=torch.float16, device=x.device)
+    with torch.cuda.device(x.device):
+        many.load().rotate(
+            x.data_ptr(), x.stride(0), suh.data_ptr(), *x.shape, rotated.data_ptr(), _stream(x)
+        )
+    return rotated
+
+
+def reconstruct(trellis: Tensor, codebook: int, first: int, columns: int) -> Tensor:
+    """fp16 ``[columns, in]``: the codebook's values of outputs ``first``.., inputs permuted within
+    each 32 (``order``)."""
+    size = 16 * trellis.shape[0], 16 * trellis.shape[1]
+    weights = torch.empty((columns, size[0]), dtype=torch.float16, device=trellis.device)
+    k2 = bits_from_words(trellis.shape[2])
+    with torch.cuda.device(trellis.device):
+        many.load().reconstruct(
+            trellis.data_ptr(), size, k2, codebook, (first, columns), weights.data_ptr(),
+            _stream(trellis),
+        )  # fmt: skip
+    return weights
+
+
+def finish(sums: Tensor, svh: Tensor, y: Tensor) -> None:
+    """Into ``y [rows, columns]``, a view of rows: ``H(sums)`` at 1/16 of the signs, times svh."""
+    rows, columns = sums.shape
+    place = (y.data_ptr(), y.stride(0), DTYPES[y.dtype])
+    with torch.cuda.device(y.device):
+        many.load().finish(sums.data_ptr(), svh.data_ptr(), rows, columns, place, _stream(y))
+
+
+def order(inputs: int) -> list[int]:
+    """The input that stands at each place of ``rotate``'s rows and ``reconstruct``'s columns."""
+    places = [
+        16 * t + 8 * u + 2 * q + e
+        for q in range(4) for t in range(2) for u in range(2) for e in range(2)
+    ]  # fmt: skip
+    return [32 * (i // 32) + places[i % 32] for i in range(inputs)]
+
+
+def launch_many(
+    xs: list[Tensor],
+    trellis: list[Tensor],
+    suh: list[Tensor],
+    svh: list[Tensor],
+    codebooks: list[int],
+    dtype: torch.dtype,
+) -> Tensor:
+    y = _many_fake(xs, trellis, suh, svh, codebooks, dtype)
+    if y.shape[0] == 0:
+        return y
+    every = xs if len(xs) == len(trellis) else xs * len(trellis)
+    at = 0
+    for x, tiles, u, v, book in zip(every, trellis, suh, svh, codebooks, strict=True):
+        rotated, outputs = rotate(x, u), v.numel()
+        step = max(plan.BLOCK, DECODED // u.numel() // plan.BLOCK * plan.BLOCK)
+        for lo in range(0, outputs, step):
+            here = min(step, outputs - lo)
+            weights = reconstruct(tiles, book, lo, here)
+            sums = torch.mm(rotated, weights.t(), out_dtype=torch.float32)
+            finish(sums, v[lo : lo + here], y[:, at + lo : at + lo + here])
+        at += outputs
+    return y
+
+
+def _many_fake(
+    xs: list[Tensor],
+    trellis: list[Tensor],
+    suh: list[Tensor],
+    svh: list[Tensor],
+    codebooks: list[int],
+    dtype: torch.dtype,
+) -> Tensor:
+    check_group(xs, trellis, suh, svh, [None] * len(trellis), codebooks, dtype)
+    return xs[0].new_empty((xs[0].shape[0], sum(s.numel() for s in svh)), dtype=dtype)
+
+
+def _many_cpu(
+    xs: list[Tensor],
+    trellis: list[Tensor],
+    suh: list[Tensor],
+    svh: list[Tensor],
+    codebooks: list[int],
+    dtype: torch.dtype,
+) -> Tensor:
+    return on_cpu.group(xs, trellis, suh, svh, [None] * len(trellis), codebooks, dtype)
+
+
+# -- experts ----------------------------------------------------------------------------------
+
+
+def launch_prefill(
+    x: Tensor,
+    ids: Tensor,
+    weights: Tensor,
+    table: Tensor,
+    experts: int,
+    first_id: int,
+    shared: bool,
+    inter: int,
+    max_k2: int,
+    limit: float,
+    dtype: torch.dtype,
+    chosen: PrefillPlan | None = None,
+) -> Tensor:
+    """``prefill`` on CUDA, by ``chosen`` instead of the table's plan: what a tuner compares."""
+    check_experts(x, ids, weights, table, experts, shared, inter, dtype)
+    (tokens, topk), device, hidden = ids.shape, x.device, x.shape[1]
+    y = torch.empty((tokens, hidden), dtype=dtype, device=device)
+    if tokens == 0:
+        return y
+    if chosen is None:
+        chosen = ops.table_of(device).prefill_plan(tokens * topk, experts)
+    x, ids, weights = aligned(x), ids.contiguous(), weights.contiguous()
+    args = many.Prefill(
+        x.data_ptr(),
+        x.stride(0),
+        ids.data_ptr(),
+        weights.data_ptr(),
+        table.data_ptr(),
+        y.data_ptr(),
+        y.stride(0),
+        chosen.pool_mib << 20,
+        ids.element_size(),
+        tokens,
+        topk,
+        experts,
+        first_id,
+        int(shared),
+        hidden,
+        inter,
+        DTYPES[dtype],
+        max_k2,
+        limit,
+        chosen.variant,
+    )
+    loaded = many.load()
+    need = loaded.prefill_need(args)
+    with torch.cuda.device(device):
+        scratch = workspace.scratch(need.scratch_bytes, device)
+        loaded.prefill(args, scratch.data_ptr(), need.scratch_bytes, _stream(x))
+    return y
+
+
+def _prefill_fake(
+    x: Tensor,
+    ids: Tensor,
+    weights: Tensor,
+    table: Tensor,
+    experts: int,
+    first_id: int,
+    shared: bool,
+    inter: int,
+    max_k2: int,
+    limit: float,
+    dtype: torch.dtype,
+) -> Tensor:
+    check_experts(x, ids, weights, table, experts, shared, inter, dtype)
+    return torch.empty_like(x, dtype=dtype, memory_format=torch.contiguous_format)
+
+
+def _stream(on: Tensor) -> int:
+    stream: int = torch.cuda.current_stream(on.device).cuda_stream
+    return stream
+
+
+@cache
+def install() -> None:
+    """Define the ops; done when this module is imported."""
+    space = Library("spark_exl3", "FRAGMENT")
+    for schema in _SCHEMAS:
+        space.define(schema)
+    for name, cuda, cpu, fake in (
+        ("many", launch_many, _many_cpu, _many_fake),
+        ("prefill", launch_prefill, on_cpu.experts, _prefill_fake),
+    ):
+        space.impl(name, cuda, "CUDA")
+        space.impl(name, cpu, "CPU")
+        register_fake(f"spark_exl3::{name}", fake, lib=space)
+    _kept.append(space)
+
+
+_kept: list[Library] = []  # a Library takes its ops with it when it goes
+install()
