@@ -19,7 +19,7 @@ KIND = "served"
 #: it does between two Sparks.
 BY_SOCKET = {"NCCL_P2P_DISABLE": "1", "NCCL_SHM_DISABLE": "1", "NCCL_NET": "Socket",
              "NCCL_SOCKET_IFNAME": "lo"}  # fmt: skip
-OBSERVE = {"cuda": 25.0, "cpu": 30.0}
+OBSERVE = {"cuda": 12.0, "cpu": 30.0}
 Judge = Callable[["Two"], tuple[bool, Values]]
 
 
