@@ -54,9 +54,7 @@ Changes = dict[str, int]
 def dense_variants(shape: Shape) -> Iterator[Changes]:
     groups = [1] if shape.rows == 1 else [4, 8]
     waves = [2] if shape.total > 256 else [2, 4]
-    for paged, group, (keys, warps), stages in product(
-        [0, 1], groups, [(64, 4), (128, 4)], [2, 3, 5]
-    ):
+    for group, (keys, warps), stages in product(groups, [(64, 4), (128, 4)], [2, 3, 5]):
         columns = 32 * group
         if columns * keys > 32768 or columns * keys // (32 * warps) > 128:
             continue  # more sums than registers
@@ -66,7 +64,6 @@ def dense_variants(shape: Shape) -> Iterator[Changes]:
                 "keys": keys,
                 "warps": warps,
                 "stages": stages,
-                "paged": paged,
                 "waves": wave,
             }
 

@@ -12,6 +12,9 @@ _POINTERS = {
     **dict.fromkeys(("weights", "out", "tops"), "*fp32"),
     **dict.fromkeys(("table", "request", "starts", "lengths", "chosen"), "*i32"),
 }
+#: Bytes a thread may store and load besides: eight rows' sums, and a choice of 2048 among 16384 by
+#: 1024 threads, do not quite fit their registers.
+_SPILLS = 1024
 _PLAIN = ("first_row", "rows", "requests", "width", "blocks")
 _STRIDES = ("cache_stride", "table_stride", "chosen_stride", "out_stride", "tops_stride")
 
@@ -30,10 +33,11 @@ def kernels() -> list[Compiled]:
             f"dense_logits {group} rows, fan {fan}",
             logits.dense_logits,
             _of(logits.dense_logits, _POINTERS),
-            {**shape, "GROUP": group, "KEYS": keys, "FAN": fan, "PAGED": tuning.paged},
+            {**shape, "GROUP": group, "KEYS": keys, "FAN": fan},
             warps,
             stages,
             _PLAIN,
+            _SPILLS if group == 8 else 0,
         )
         for group, (keys, warps, stages) in sizes.DENSE.items()
         for fan in (tuning.fan, 8)
@@ -90,6 +94,7 @@ def kernels() -> list[Compiled]:
                 constants,
                 tuning.choice_warps * (1 + (max(steps.last, steps.first) >= sizes.MOST)),
                 plain=_PLAIN,
+                spills=_SPILLS,
             )
         )
     known = {

@@ -239,7 +239,6 @@ class Selection:
             GROUP=group,
             KEYS=keys,
             FAN=fan,
-            PAGED=tuning.paged,
             PACKED=q.is_cuda,
             num_warps=tuning.warps or warps,
             num_stages=tuning.stages or stages,

@@ -22,16 +22,14 @@ DENSE = {1: (128, 4, 5), 2: (128, 4, 2), 4: (128, 4, 2), 8: (64, 4, 3)}
 class Tuning:
     """Shapes of the launches; all of them give the same result.
 
-    ``group``: query rows a program of the dense scores takes at most; ``paged``: it knows a tile's
-    pages by few block ids; ``waves``: programs per multiprocessor, which share a row's keys where
-    rows are few; ``last``: values of a row among which it chooses at once; ``fan``: scores of which
-    the best is written."""
+    ``group``: query rows a program of the dense scores takes at most; ``waves``: programs per
+    multiprocessor, which share a row's keys where rows are few; ``last``: values of a row among
+    which it chooses at once; ``fan``: scores of which the best is written."""
 
     group: int = 8
     keys: int = 0  # this and the next two: 0 is what DENSE says of the group
     warps: int = 0
     stages: int = 0
-    paged: int = 0
     waves: int = 2
     candidate_keys: int = 128
     candidate_warps: int = 4
