@@ -83,12 +83,12 @@ class Bench:
         """The scoring launch alone."""
         import torch
 
-        from spark_overlay.indexer.kernels import launch
+        from spark_overlay.indexer.kernels import launch, sizes
 
         rows, width, fan = one.final.shape[0], one.step.bound, self.layer.tuning.fan
         limited = kind == "limited" and width > made.BLOCKS * made.SIZE
         scored = made.BLOCKS * made.SIZE if limited else width
-        used = launch.plan(scored, fan)
+        used = sizes.plan(scored, fan)
         rows = min(rows, self.workspace.numel() // used.numbers)
         held = launch.Rows(one.step, 0, rows, width, *self.layer._parts(used, rows))
         given = (one.q.view(torch.uint8), one.weights, one.cache, held)

@@ -54,9 +54,7 @@ Changes = dict[str, int]
 def dense_variants(shape: Shape) -> Iterator[Changes]:
     groups = [1] if shape.rows == 1 else [4, 8]
     waves = [2] if shape.total > 256 else [2, 4]
-    for paged, group, (keys, warps), stages in product(
-        [0, 1], groups, [(64, 4), (128, 4)], [2, 3, 5]
-    ):
+    for group, (keys, warps), stages in product(groups, [(64, 4), (128, 4)], [2, 3, 5]):
         columns = 32 * group
         if columns * keys > 32768 or columns * keys // (32 * warps) > 128:
             continue  # more sums than registers
@@ -66,7 +64,6 @@ def dense_variants(shape: Shape) -> Iterator[Changes]:
                 "keys": keys,
                 "warps": warps,
                 "stages": stages,
-                "paged": paged,
                 "waves": wave,
             }
 
@@ -111,13 +108,13 @@ class Part:
         """A function of no arguments, and the tensor it fills."""
         import torch
 
-        from spark_overlay.indexer.kernels import launch
+        from spark_overlay.indexer.kernels import launch, sizes
 
         layer = launch.with_tuning(self.layer, **changes)
         rows, width, fan = inputs.final.shape[0], inputs.step.bound, layer.tuning.fan
         limited = self.name == "limited"
         scored = made.BLOCKS * made.SIZE if limited else width
-        used = launch.plan(scored, fan)
+        used = sizes.plan(scored, fan)
         held = launch.Rows(inputs.step, 0, rows, width, *layer._parts(used, rows))
         arguments = (inputs.q.view(torch.uint8), inputs.weights, inputs.cache, held)
         if self.name == "dense":

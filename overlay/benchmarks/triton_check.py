@@ -51,6 +51,7 @@ class Found:
     spills: int
     shared: int
     threads: int
+    allowed: int
     forbidden: tuple[str, ...]
     allowed: int = 0
 
@@ -68,6 +69,23 @@ def packages() -> Iterator[str]:
         name = ".".join(path.relative_to(OVERLAY).with_suffix("").parts)
         if name != "spark_overlay.compiled":
             yield name
+
+
+def assembled(tools: Path, ptx: str) -> str:
+    """What ptxas reports. Triton brings several; which one knows a target differs."""
+    target = re.search(r"\.target (\w+)", ptx)
+    assert target is not None
+    errors = []
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder, "kernel.ptx")
+        file.write_text(ptx)
+        for tool in sorted(tools.glob("ptxas*")):
+            argv = [str(tool), "-v", f"-arch={target[1]}", "-o", f"{folder}/out", str(file)]
+            done = subprocess.run(argv, capture_output=True, text=True)
+            if done.returncode == 0:
+                return done.stderr
+            errors.append(f"{tool.name}: {done.stderr.strip()}")
+    raise RuntimeError(f"no ptxas of {tools} takes {target[1]}: {'; '.join(errors)}")
 
 
 def compile_one(package: str, index: int, arch: int) -> Found:
@@ -94,14 +112,7 @@ def compile_one(package: str, index: int, arch: int) -> Found:
     held = tuple(
         f"{match[0]} ({why})" for p, why in FORBIDDEN.items() if (match := re.search(p, ptx))
     )
-    tool = Path(triton.__file__).parent / "backends/nvidia/bin/ptxas"
-    target = re.search(r"\.target (\w+)", ptx)
-    assert target is not None
-    with tempfile.TemporaryDirectory() as folder:
-        file = Path(folder, "kernel.ptx")
-        file.write_text(ptx)
-        argv = [str(tool), "-v", f"-arch={target[1]}", "-o", f"{folder}/out", str(file)]
-        said = subprocess.run(argv, capture_output=True, text=True, check=True).stderr
+    said = assembled(Path(triton.__file__).parent / "backends/nvidia/bin", ptx)
     spilled = re.search(r"(\d+) bytes spill stores, (\d+) bytes spill loads", said)
     used = re.search(r"Used (\d+) registers", said)
     if used is None or spilled is None:
@@ -113,6 +124,7 @@ def compile_one(package: str, index: int, arch: int) -> Found:
         int(spilled[1]) + int(spilled[2]),
         int(built.metadata.shared),
         32 * one.warps,
+        one.spills,
         held,
         one.spills,
     )

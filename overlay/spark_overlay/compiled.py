@@ -11,7 +11,8 @@ from typing import Any
 @dataclass(frozen=True)
 class Compiled:
     """``signature``: Triton's type of every argument that is no constant (``*fp32``, ``i32``);
-    ``plain``: those of them that need not be multiples of 16; ``spills``: bytes that may be."""
+    ``plain``: those of them that need not be multiples of 16. ``spills``: bytes that a thread may
+    store and load besides, with the reason where it is set."""
 
     name: str
     kernel: Any

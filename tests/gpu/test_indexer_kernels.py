@@ -1,5 +1,5 @@
-"""The indexer's kernels against float64: ``bash tests/gpu/w9i.sh`` on the GPU host; torch and
-Triton only.
+"""The indexer's kernels against float64: ``bash tests/gpu/indexer_kernels.sh`` on the GPU host;
+torch and Triton only.
 
 Row counts at their limits, requests of ragged lengths, pages that are not the request's, NaN in
 what nobody may read, candidate layers, a workspace of few rows, and graphs that serve other
@@ -19,7 +19,8 @@ from torch import Tensor  # noqa: E402
 from gpu import indexer_cases as cases  # noqa: E402  (after torch is known to be there)
 from gpu.indexer_cases import Case  # noqa: E402
 from spark_overlay.indexer.kernels import e4m3  # noqa: E402
-from spark_overlay.indexer.kernels.launch import Candidates, Selection, Tuning  # noqa: E402
+from spark_overlay.indexer.kernels.launch import Candidates, Selection  # noqa: E402
+from spark_overlay.indexer.kernels.sizes import Tuning  # noqa: E402
 
 pytestmark = [
     pytest.mark.gpu,
@@ -127,9 +128,7 @@ def test_choice(rows: int, ratio: int, states: int, gap: int, workspace: Tensor)
             seed=rows,
             device=GPU,
         )
-        for paged in (0, 1):
-            final = run(case, workspace, tuning=Tuning(paged=paged))
-            assert not cases.wrong(case, final, COUNT, exact=exact)
+        assert not cases.wrong(case, run(case, workspace), COUNT, exact=exact)
 
 
 @pytest.mark.parametrize("rows", [1, 6, 17, 256])

@@ -21,7 +21,7 @@ BLOCKS, SIZE = 8, 4
 BATCHES = {
     "decode": [(1, 90), (1, 3), (1, 200)],
     "verify": [(3, 150), (1, 40), (4, 17), (2, 129)],
-    "prefill": [(20, 20), (9, 130)],
+    "prefill": [(10, 10), (5, 80)],
     "unseen": [(1, 1)],
     "nothing": [],
 }
@@ -34,7 +34,8 @@ def interpreted(vllm: object) -> None:
 
 def choose(case: Any, candidates: Any = None, numbers: int = 1 << 15, **changes: int) -> Tensor:
     """A poisoned workspace and a poisoned choice, filled."""
-    from spark_overlay.indexer.kernels.launch import Selection, Tuning
+    from spark_overlay.indexer.kernels.launch import Selection
+    from spark_overlay.indexer.kernels.sizes import Tuning
 
     given = {
         "keys": 32,
@@ -58,7 +59,7 @@ def test_choice(batch: str, ratio: int, states: int) -> None:
     case = cases.make(
         BATCHES[batch], ratio=ratio, states=states, heads=HEADS, padding=2, gap=36, exact=True
     )
-    assert not cases.wrong(case, choose(case, paged=len(case.spans) % 2), COUNT, exact=True)
+    assert not cases.wrong(case, choose(case), COUNT, exact=True)
 
 
 @pytest.mark.parametrize("batch", ["decode", "verify"])
@@ -114,7 +115,7 @@ def test_what_the_kernels_cannot_read_is_refused() -> None:
 
 
 def test_the_workspace_holds_all_rows_or_what_is_allowed() -> None:
-    from spark_overlay.indexer.kernels.launch import Tuning, plan, workspace_numbers
+    from spark_overlay.indexer.kernels.sizes import Tuning, plan, workspace_numbers
 
     each = plan(1 << 20, 8)
     assert (each.width, each.tops, each.lists) == (1 << 20, 1 << 17, 4096)
@@ -124,12 +125,14 @@ def test_the_workspace_holds_all_rows_or_what_is_allowed() -> None:
 
 
 def test_the_steps_of_a_choice_hold_all_blocks() -> None:
-    from spark_overlay.indexer.kernels.launch import Steps, steps_of
+    from spark_overlay.indexer.kernels.sizes import Steps, steps_of
 
-    assert steps_of(1000, 512, 16, 8192) == Steps(1024, 0, 0, 512)
+    assert steps_of(1000, 512, 16, 8192) == Steps(2048, 0, 0, 512)
+    assert steps_of(8192, 512, 16, 8192) == Steps(8192, 0, 0, 512)
     assert steps_of(8193, 512, 16, 8192) == Steps(8192, 1024, 0, 512)
     assert steps_of(1 << 17, 512, 16, 8192) == Steps(8192, 8192, 0, 512)
-    assert steps_of(600_000, 512, 16, 8192) == Steps(8192, 8192, 4096, 512)
+    assert steps_of(600_000, 512, 8, 8192) == Steps(8192, 8192, 16384, 1024)
+    assert steps_of(1 << 20, 512, 16, 8192) == Steps(8192, 8192, 4096, 512)
     assert steps_of(1 << 17, 2048, 8, 16384) == Steps(16384, 16384, 0, 2048)
     with pytest.raises(ValueError, match="shorter"):
         steps_of(1 << 23, 512, 16, 8192)

@@ -140,6 +140,8 @@ class SparkIndexerOp(nn.Module):
 
     metadata_key: str
     positions: Tensor
+    #: Whether every kernel that this layer may need is there; the first step sees to it.
+    compiled = False
 
     def __init__(
         self,
@@ -232,7 +234,11 @@ class SparkIndexerOp(nn.Module):
             bound=pages.max_seq_len,
         )
         choice = Selection(self.compress_ratio, self.topk_tokens, workspace.reserved(q.device))
-        choice(q, weights, cache, step, self.topk_indices_buffer[:rows], candidates)
+        final = self.topk_indices_buffer[:rows]
+        if not self.compiled and rows and not torch.cuda.is_current_stream_capturing():
+            choice.compile(q, weights, cache, step, final, candidates)
+            self.compiled = True
+        choice(q, weights, cache, step, final, candidates)
 
     def _select(self, score: Tensor, visible: Tensor, rows: Tensor) -> Tensor:
         if self.candidates is not None:

@@ -21,7 +21,7 @@ def reserve(
     """See to it that a layer's steps fit: ``rows`` rows over ``width`` positions, of which
     ``blocks`` (0: none) of ``size`` are chosen, too; ``most`` bytes unless one row needs
     more."""
-    from spark_overlay.indexer.kernels.launch import Tuning, workspace_numbers
+    from spark_overlay.indexer.kernels.sizes import Tuning, workspace_numbers
 
     numbers = workspace_numbers(rows, width, blocks, size, most // 4, Tuning())
     held = _held.get(device)

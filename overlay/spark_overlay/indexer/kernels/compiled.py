@@ -5,13 +5,16 @@ from __future__ import annotations
 from typing import Any
 
 from spark_overlay.compiled import Compiled
-from spark_overlay.indexer.kernels import launch, logits, queries, select
+from spark_overlay.indexer.kernels import logits, queries, select, sizes
 
 _POINTERS = {
     **dict.fromkeys(("q", "cache"), "*u8"),
     **dict.fromkeys(("weights", "out", "tops"), "*fp32"),
     **dict.fromkeys(("table", "request", "starts", "lengths", "chosen"), "*i32"),
 }
+#: Bytes a thread may store and load besides: eight rows' sums, and a choice of 2048 among 16384 by
+#: 1024 threads, do not quite fit their registers.
+_SPILLS = 1024
 _PLAIN = ("first_row", "rows", "requests", "width", "blocks")
 _STRIDES = ("cache_stride", "table_stride", "chosen_stride", "out_stride", "tops_stride")
 
@@ -23,19 +26,20 @@ def _of(kernel: Any, known: dict[str, str]) -> dict[str, str]:
 
 
 def kernels() -> list[Compiled]:
-    tuning = launch.Tuning()
+    tuning = sizes.Tuning()
     shape = {"RATIO": 1, "STATES": 64, "HEADS": 32, "PADDED": 32, "PACKED": True}
     found = [
         Compiled(
             f"dense_logits {group} rows, fan {fan}",
             logits.dense_logits,
             _of(logits.dense_logits, _POINTERS),
-            {**shape, "GROUP": group, "KEYS": keys, "FAN": fan, "PAGED": tuning.paged},
+            {**shape, "GROUP": group, "KEYS": keys, "FAN": fan},
             warps,
             stages,
             _PLAIN,
+            _SPILLS if group == 8 else 0,
         )
-        for group, (keys, warps, stages) in launch.DENSE.items()
+        for group, (keys, warps, stages) in sizes.DENSE.items()
         for fan in (tuning.fan, 8)
     ]
     found.append(
@@ -66,7 +70,7 @@ def kernels() -> list[Compiled]:
         ("candidates", select.CANDIDATES, 512, 1 << 14, tuning.fan),
     ):
         blocks = kind is select.BLOCKS
-        sizes = launch.steps_of(entries, count, fan, launch.MOST if blocks else tuning.last)
+        steps = sizes.steps_of(entries, count, fan, sizes.MOST if blocks else tuning.last)
         constants = {
             "RATIO": 1,
             "KIND": kind.value,
@@ -74,12 +78,12 @@ def kernels() -> list[Compiled]:
             "CHOSEN": 2048,
             "COUNT": count,
             "TAIL": count,
-            "PICKED": sizes.picked,
-            "ROOM": sizes.picked,
+            "PICKED": steps.picked,
+            "ROOM": steps.picked,
             "FAN": fan,
-            "LAST": sizes.last,
-            "MIDDLE": sizes.middle,
-            "FIRST": sizes.first,
+            "LAST": steps.last,
+            "MIDDLE": steps.middle,
+            "FIRST": steps.first,
         }
         signature = _of(select.choose, known)
         found.append(
@@ -88,8 +92,9 @@ def kernels() -> list[Compiled]:
                 select.choose,
                 signature,
                 constants,
-                tuning.choice_warps * (1 + (max(sizes.last, sizes.first) >= launch.MOST)),
+                tuning.choice_warps * (1 + (max(steps.last, steps.first) >= sizes.MOST)),
                 plain=_PLAIN,
+                spills=_SPILLS,
             )
         )
     known = {

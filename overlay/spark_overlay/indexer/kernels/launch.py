@@ -16,40 +16,15 @@ from torch import Tensor
 
 from spark_overlay.indexer.format import KEY_DIM, STATE_BYTES
 from spark_overlay.indexer.kernels import logits, select
-
-#: Numbers (int32 or float32) to which every part of the workspace is rounded: 128 bytes.
-ROUNDED = 32
-LINE = select.LINE.value
-#: Values that a step of a choice looks at, at most: 32 a thread.
-MOST = 16384
-
-
-#: Keys, warps and stages of the dense scores by rows that a program takes, as measured on an H200;
-#: shared memory fits every GPU's 99 KB.
-DENSE = {1: (128, 4, 5), 2: (128, 4, 2), 4: (128, 4, 2), 8: (64, 4, 3)}
-
-
-@dataclass(frozen=True)
-class Tuning:
-    """Shapes of the launches; all of them give the same result.
-
-    ``group``: query rows a program of the dense scores takes at most; ``paged``: it knows a tile's
-    pages by few block ids; ``waves``: programs per multiprocessor, which share a row's keys where
-    rows are few; ``last``: values of a row among which it chooses at once; ``fan``: scores of which
-    the best is written."""
-
-    group: int = 8
-    keys: int = 0  # this and the next two: 0 is what DENSE says of the group
-    warps: int = 0
-    stages: int = 0
-    paged: int = 0
-    waves: int = 2
-    candidate_keys: int = 128
-    candidate_warps: int = 4
-    candidate_stages: int = 3
-    fan: int = 16
-    last: int = 8192
-    choice_warps: int = 16
+from spark_overlay.indexer.kernels.sizes import (
+    DENSE,
+    MOST,
+    Plan,
+    Tuning,
+    group_for,
+    plan,
+    steps_of,
+)
 
 
 @dataclass(frozen=True)
@@ -79,78 +54,11 @@ class Candidates:
     write: bool
 
 
-@dataclass(frozen=True)
-class Steps:
-    """Values that a row's choice looks at in each step (select.choose); 0: the step is not."""
-
-    last: int
-    middle: int
-    first: int
-    picked: int  # blocks between two steps, at most
-
-
-def steps_of(entries: int, count: int, fan: int, last: int) -> Steps:
-    """For ``count`` of at most ``entries``, in blocks of ``fan``; ``last`` if that holds twice the
-    count's blocks, else what does."""
-    last = max(last, triton.next_power_of_2(count * fan), LINE)
-    if entries <= last:
-        return Steps(min(last, max(LINE, triton.next_power_of_2(entries))), 0, 0, count)
-    picked = max(count, last // fan)
-    blocks = -(-entries // fan)
-    middle = min(last, max(LINE, triton.next_power_of_2(blocks)))
-    if blocks <= middle:
-        return Steps(last, middle, 0, picked)
-    more = max(LINE, triton.next_power_of_2(-(-blocks // fan)))
-    if more > MOST:
-        raise ValueError(
-            f"{entries} values are more than the indexer chooses of ({MOST * fan * fan}): serve a "
-            "shorter context"
-        )
-    return Steps(last, middle, more, picked)
-
-
-@dataclass(frozen=True)
-class Plan:
-    """Numbers a row needs in the workspace."""
-
-    width: int  # scores
-    tops: int  # the best of each few
-    lists: int  # of picked blocks
-
-    @property
-    def numbers(self) -> int:
-        return self.width + self.tops + self.lists
-
-
-def rounded(count: int) -> int:
-    return -(-count // ROUNDED) * ROUNDED
-
-
-def plan(width: int, fan: int) -> Plan:
-    """Of a call that scores ``width`` positions a row and writes the best of each ``fan``."""
-    return Plan(rounded(width), rounded(-(-width // fan)), 2 * MOST // fan)
-
-
-def workspace_numbers(
-    rows: int, width: int, blocks: int, size: int, most: int, tuning: Tuning
-) -> int:
-    """Numbers of a workspace for steps of ``rows`` rows that see ``width`` positions: all rows at
-    once, but not over ``most`` unless a single row needs more. ``blocks`` candidates of ``size``
-    are chosen, too (0: none)."""
-    each = plan(width, size if blocks else tuning.fan).numbers
-    return max(each, min(rows * each, most))
-
-
 @cache
 def multiprocessors(device: torch.device) -> int:
     if device.type != "cuda":
         return 1  # Triton's interpreter runs one program after another
     return int(torch.cuda.get_device_properties(device).multi_processor_count)
-
-
-def group_for(longest: int, most: int) -> int:
-    """Rows a program takes: what a request has, as a power of two, at most ``most``."""
-    return min(triton.next_power_of_2(max(longest, 1)), most)
 
 
 class Selection:
@@ -191,6 +99,27 @@ class Selection:
         if candidates is not None and width <= candidates.chosen.shape[1] * candidates.size:
             candidates = None  # every block is one
         self._run(q.view(torch.uint8), weights, cache, step, final, candidates, width)
+
+    def compile(
+        self,
+        q: Tensor,
+        weights: Tensor,
+        cache: Tensor,
+        step: Step,
+        final: Tensor,
+        candidates: Candidates | None = None,
+    ) -> None:
+        """Every kernel that a call on such tensors can come to need, by calls for the first row:
+        one compiled later would hold up a reply. What they write is what the first row gets."""
+        if candidates is not None:
+            candidates = replace(candidates, chosen=candidates.chosen[:1])
+        most = step.table.shape[1] * cache.shape[1] * self.ratio
+        groups = [group for group in DENSE if group <= self.tuning.group]
+        # Lengths on either side of each size that a choice knows.
+        bounds = sorted({most, *(1 << n for n in range(most.bit_length()))})
+        for longest, bound in [*((1, n) for n in bounds), *((n, most) for n in groups)]:
+            some = replace(step, longest=longest, bound=bound)
+            self(q[:1], weights[:1], cache, some, final[:1], candidates)
 
     def _check(self, q: Tensor, weights: Tensor, cache: Tensor, final: Tensor) -> None:
         if q.shape[-1] != KEY_DIM or q.element_size() != 1 or not q.is_contiguous():
@@ -310,7 +239,6 @@ class Selection:
             GROUP=group,
             KEYS=keys,
             FAN=fan,
-            PAGED=tuning.paged,
             PACKED=q.is_cuda,
             num_warps=tuning.warps or warps,
             num_stages=tuning.stages or stages,

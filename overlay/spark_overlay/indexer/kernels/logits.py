@@ -6,6 +6,9 @@ of the four is a product of its own over a quarter of the dimension: what a thre
 what it multiplies. A program takes ``GROUP`` query rows, which share each key they read where they
 are of one request, and every ``num_programs(1)``-th tile of ``KEYS`` keys. How far a row sees is
 asked of the device, so that one launch, held in a graph, serves every length.
+
+For sm_90: 1 row 174 registers and 43 KB of shared memory; 8 rows 255 (88 bytes spilled; 360 for
+sm_86) and 76 KB; candidates 159 and 25 KB.
 """
 
 from __future__ import annotations
@@ -62,29 +65,6 @@ def load_keys(cache, table, position, there, blocks, stride, STATES: tl.constexp
 
 
 @triton.jit
-def load_pages(
-    cache, table, start, bound, blocks, stride, KEYS: tl.constexpr, STATES: tl.constexpr
-):
-    """The same of ``KEYS`` positions from ``start`` on, a multiple of KEYS, by few block ids: a
-    tile is a part of a page, or some whole ones."""
-    at = tl.arange(0, KEYS)
-    pages: tl.constexpr = (KEYS + STATES - 1) // STATES
-    page = tl.zeros((KEYS,), tl.int64)
-    there = start + at < bound
-    for n in tl.static_range(pages):
-        block = tl.load(table + start // STATES + n, mask=start + n * STATES < bound, other=-1)
-        known = (block >= 0) & (block < blocks)
-        mine = at // STATES == n if pages > 1 else at >= 0
-        page = tl.where(mine & known, block.to(tl.int64) * stride, page)
-        there = there & (known | ~mine)
-    state = (start + at) % STATES
-    words = (cache + page + state * DIM).to(tl.pointer_type(tl.int32))
-    found = tl.load(words[:, None] + tl.arange(0, WORDS)[None, :], mask=there[:, None], other=0)
-    scale = (cache + page + STATES * DIM + state * 4).to(tl.pointer_type(tl.float32))
-    return found, tl.load(scale, mask=there, other=0.0), there
-
-
-@triton.jit
 def score(keys, scale, first, second, third, fourth, weight, GROUP: tl.constexpr,
           PADDED: tl.constexpr, PACKED: tl.constexpr):  # fmt: skip
     """``[N, GROUP]`` float32 of key words and the four quarters of the queries ``[32, M]``."""
@@ -124,7 +104,6 @@ def dense_logits(
     GROUP: tl.constexpr,
     KEYS: tl.constexpr,
     FAN: tl.constexpr,
-    PAGED: tl.constexpr,
     PACKED: tl.constexpr,
 ):
     """Scores of rows ``first_row .. rows`` over every key they see, row ``i`` at
@@ -153,14 +132,9 @@ def dense_logits(
         page_table = table + tl.cast(index, tl.int64) * table_stride
         for start in range(tl.program_id(1) * KEYS, bound, step):
             position = start + tl.arange(0, KEYS)
-            if PAGED:
-                keys, scale, there = load_pages(
-                    cache, page_table, start, bound, blocks, cache_stride, KEYS, STATES
-                )
-            else:
-                keys, scale, there = load_keys(
-                    cache, page_table, position, position < bound, blocks, cache_stride, STATES
-                )
+            keys, scale, there = load_keys(
+                cache, page_table, position, position < bound, blocks, cache_stride, STATES
+            )
             value = score(keys, scale, q0, q1, q2, q3, weight, GROUP, PADDED, PACKED)
             shown = there[:, None] & (position[:, None] < seen[None, :])
             value = tl.where(shown, value, float("-inf"))

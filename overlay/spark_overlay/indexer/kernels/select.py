@@ -9,6 +9,9 @@ A value's bits, put in order, are an integer. The COUNT-th largest is found betw
 how many values reach a guess is counted for two guesses at once: one in proportion (few steps for
 values that lie evenly), one in the middle (32 at most for any). Blocks may be some more than COUNT,
 so that few guesses do. What is chosen is written in the order of its places.
+
+For sm_90: 128 registers of 512 threads (8 bytes spilled) and 2 KB of shared memory; candidate
+blocks 64 of 1024 threads (216 bytes spilled) and 4 KB.
 """
 
 from __future__ import annotations

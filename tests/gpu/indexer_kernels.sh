@@ -1,13 +1,13 @@
 #!/usr/bin/env bash
-# The indexer's kernels on the GPU at hand: numerics, and everything that w9i.sh times compiled. No
+# The indexer's kernels on the GPU at hand: numerics, and everything that indexer.sh times compiled. No
 # figure of it counts, so it may run beside other work.
-#   OUT=folder [LIMIT=100] bash tests/gpu/w9i_kernels.sh
+#   OUT=folder [LIMIT=100] bash tests/gpu/indexer_kernels.sh
 set -uo pipefail
 cd -- "$(dirname -- "$0")/../.."
 OUT=${OUT:-$(mktemp -d)}
 LIMIT=${LIMIT:-100}
 export PYTHONPATH=$PWD/overlay:$PWD/tests${PYTHONPATH:+:$PYTHONPATH}
-export TRITON_CACHE_DIR=${TRITON_CACHE_DIR:-/tmp/w9i_triton}
+export TRITON_CACHE_DIR=${TRITON_CACHE_DIR:-/tmp/indexer_triton}
 tests="python3 -m pytest -q -m gpu -p no:cacheprovider tests/gpu/test_indexer_kernels.py"
 jobs=()
 begin() { timeout "$LIMIT" "${@:2}" >"$OUT/$1.log" 2>&1 & jobs+=($!); }

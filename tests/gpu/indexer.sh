@@ -1,13 +1,13 @@
 #!/usr/bin/env bash
 # The indexer's benchmark on the GPU at hand, beside vLLM's own where vLLM is installed; then which
-# launch shapes are fastest. Nothing else may run; w9i_kernels.sh before it compiles all.
-#   OUT=folder [LIMIT=45] [COMMIT=id] bash tests/gpu/w9i.sh
+# launch shapes are fastest. Nothing else may run; indexer_kernels.sh before it compiles all.
+#   OUT=folder [LIMIT=45] [COMMIT=id] bash tests/gpu/indexer.sh
 set -uo pipefail
 cd -- "$(dirname -- "$0")/../.."
 OUT=${OUT:-$(mktemp -d)}
 LIMIT=${LIMIT:-45}
 export PYTHONPATH=$PWD/overlay:$PWD/tests${PYTHONPATH:+:$PYTHONPATH}
-export TRITON_CACHE_DIR=${TRITON_CACHE_DIR:-/tmp/w9i_triton}
+export TRITON_CACHE_DIR=${TRITON_CACHE_DIR:-/tmp/indexer_triton}
 end=$((SECONDS + LIMIT))
 left() { echo $((end - SECONDS > 3 ? end - SECONDS : 3)); }
 commit=${COMMIT:-$(git rev-parse HEAD 2>/dev/null || echo unknown)}
