@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # A rank's share of a 4 GB set of shards into the GPU's memory: speed, memory, and every byte.
-#   OUT=folder LIMIT=60 bash tests/gpu/w7l.sh        (FOLDER: on which drive, default /tmp)
+#   OUT=folder LIMIT=60 bash tests/gpu/loading.sh        (FOLDER: on which drive, default /tmp)
 # Needs torch; fio if it is there. What time is left goes into other numbers of threads and sizes.
 set -uo pipefail
 cd -- "$(dirname -- "$0")/../.."
