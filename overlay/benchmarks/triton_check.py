@@ -51,7 +51,6 @@ class Found:
     spills: int
     shared: int
     threads: int
-    allowed: int
     forbidden: tuple[str, ...]
     allowed: int = 0
 
@@ -124,7 +123,6 @@ def compile_one(package: str, index: int, arch: int) -> Found:
         int(spilled[1]) + int(spilled[2]),
         int(built.metadata.shared),
         32 * one.warps,
-        one.spills,
         held,
         one.spills,
     )
