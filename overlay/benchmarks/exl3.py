@@ -45,6 +45,7 @@ import exl3_peer  # noqa: E402
 import exl3_peer_many  # noqa: E402
 import exl3_prefill  # noqa: E402
 import exl3_shapes as shapes  # noqa: E402
+import timing  # noqa: E402
 
 Values = dict[str, Any]
 Call = Callable[[], Any]
@@ -63,43 +64,11 @@ class Bench:
         self.torch, self.quick = torch, quick
         self.peer = exl3_peer.Peer(peer, cache) if peer else None
         self.ways: dict[str, str] = {}
-        self.copy = self.measure_copy()
+        self.copy = timing.copy_ceiling(RUNS)
 
     def timed(self, calls: Sequence[Call]) -> list[float]:
         """Microseconds a call, of each of RUNS replays."""
-        torch = self.torch
-        for call in calls[:2]:
-            call()
-        torch.cuda.synchronize()
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
-            for call in calls:
-                call()
-        graph.replay()
-        found = []
-        for _ in range(3 if self.quick else RUNS):
-            begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-            begin.record()
-            graph.replay()
-            end.record()
-            end.synchronize()
-            found.append(begin.elapsed_time(end) * 1e3 / len(calls))
-        return found
-
-    def measure_copy(self) -> float:
-        """Bytes read and written a second; eager, since a graph's copy node is a slower one."""
-        torch = self.torch
-        a = torch.empty(1 << 30, dtype=torch.int16, device="cuda")
-        b = torch.empty_like(a)
-        found = []
-        for _ in range(RUNS):
-            begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-            begin.record()
-            b.copy_(a)
-            end.record()
-            end.synchronize()
-            found.append(2 * a.nbytes / begin.elapsed_time(end) * 1e3)
-        return statistics.median(found[1:])
+        return timing.graph_us(calls, 3 if self.quick else RUNS)
 
     def values(self, us: Sequence[float], nbytes: float, off: float) -> Values:
         median = statistics.median(us)
