@@ -19,4 +19,5 @@ if [[ ${1:-} == --sanitize ]]; then
     done
     exit
 fi
-exec python3 -m pytest -q -m gpu -p no:cacheprovider tests/gpu/test_attention_kernels.py "$@"
+exec python3 -m pytest -q -m gpu -p no:cacheprovider tests/gpu/test_attention_kernels.py \
+    tests/gpu/test_attention_records.py "$@"

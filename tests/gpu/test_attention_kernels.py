@@ -17,7 +17,6 @@ torch = pytest.importorskip("torch")
 from torch import Tensor  # noqa: E402
 
 from gpu import attention_cases as cases  # noqa: E402
-from spark_overlay.attention import format as fmt  # noqa: E402
 from spark_overlay.attention import kernels  # noqa: E402
 from spark_overlay.attention.kernels import Source, library, plan, reference  # noqa: E402
 
@@ -292,40 +291,10 @@ def test_wrong_arguments_are_refused() -> None:
             kernels.sparse_mla(**given)  # type: ignore[arg-type]
 
 
-# -- records, indices ---------------------------------------------------------------------------
-
-
-def bits(x: Tensor) -> Tensor:
-    """Any NaN is like any other."""
-    return torch.where(x.isnan(), 0x7FC0, x.contiguous().view(torch.int16).int() & 0xFFFF)
-
-
-def every_number() -> Tensor:
-    """One page of 256 records: record s has scale s in all groups, and codes 0 to 255 in each half
-    of its first 448 values and again."""
-    raw = torch.zeros(256 * 584, dtype=torch.uint8, device=GPU)
-    data = raw[: 256 * 576].view(256, 576)
-    data[:, :448] = (torch.arange(448, device=GPU) % 256).to(torch.uint8)
-    raw[256 * 576 :].view(256, 8)[:, :7] = torch.arange(256, device=GPU).to(torch.uint8)[:, None]
-    return raw.view(1, 256, 584)
-
-
-def test_every_code_with_every_scale() -> None:
-    table = torch.zeros(1, 1, dtype=torch.int32, device=GPU)
-    lengths = torch.tensor([256], dtype=torch.int32, device=GPU)
-    out = torch.full((1, 256, 512), 7.0, dtype=torch.bfloat16, device=GPU)
-    kernels.gather(out, every_number(), lengths, None, table)
-    codes = torch.arange(448, device=GPU) % 256
-    values = fmt.e4m3_values(codes.to(torch.uint8)).double()
-    scales = fmt.ue8m0_values(torch.arange(256, device=GPU).to(torch.uint8)).double()
-    right = (scales[:, None] * values[None, :]).float().bfloat16()
-    assert torch.equal(bits(out[0, :, :448]), bits(right))
-
-
 @BOTH
 def test_every_code_with_every_scale_as_a_value(by_library: bool) -> None:
     """One record and no sink: the output is the record."""
-    page = every_number()
+    page = cases.every_number()
     page.view(-1)[: 256 * 576].view(256, 576)[:, :448] &= 0x7E  # no NaN
     slots = torch.arange(256, dtype=torch.int32, device=GPU)[:, None]
     q = torch.zeros(256, 32, 512, dtype=torch.bfloat16, device=GPU)
@@ -334,54 +303,5 @@ def test_every_code_with_every_scale_as_a_value(by_library: bool) -> None:
         out = run(q, [Source(page, slots)], shape_of(by_library, tokens, 32, 1), sink)
         right = reference.read_records(page, torch.arange(256, device=GPU)).bfloat16()
         # 0 times an infinity is a NaN logit: scales from 247 on overflow.
-        assert torch.equal(bits(out[:247, 0]), bits(right[:247])), tokens
+        assert torch.equal(cases.bits(out[:247, 0]), cases.bits(right[:247])), tokens
         assert out[255].isnan().all()
-
-
-@pytest.mark.parametrize("block", [32, 64, 128])
-def test_gather(block: int) -> None:
-    cache = cases.cache(50, block, block, pad=0 if block == 64 else 208)
-    made = cases.made(3)
-    table = torch.randint(0, 50, (5, 9), device=GPU, generator=made).int()
-    lengths = torch.tensor([9 * block, 0, 1, 3 * block - 1, 200], dtype=torch.int32, device=GPU)
-    counts = torch.tensor([100, 0, 1, 3 * block - 9, 64], dtype=torch.int32, device=GPU)
-    table[1] = 1 << 30  # of a request without records: never looked at
-    for some in (None, counts):
-        for offset, width in ((0, 512), (17, 528)):
-            whole = torch.full((5, 9 * block + 40, width), math.nan, device=GPU).bfloat16()
-            right = whole.clone()
-            kernels.gather(whole[..., :512], cache, lengths, some, table, offset)
-            reference.gather(right[..., :512], cache, lengths, some, table, offset)
-            assert torch.equal(bits(whole), bits(right))
-
-
-@pytest.mark.parametrize("ratio", [0, 1, 2])
-@pytest.mark.parametrize("base", [0, 7])
-def test_combine(ratio: int, base: int) -> None:
-    starts = torch.tensor([0, 5, 5, 300, 301, 417], dtype=torch.int32) + base
-    lengths = torch.tensor([5, 9, 700, 2, 60], dtype=torch.int32)  # the last one: positions below 0
-    gathered = torch.tensor([5, 9, 420, 1, 60], dtype=torch.int32)
-    topk = torch.randint(-2, 500, (417, 512), dtype=torch.int32)
-    args = (128, ratio, 512 if ratio else 0, 2000, 400)
-    right = reference.combine(topk, starts, lengths, gathered, *args)
-    found = kernels.combine(*(x.to(GPU) for x in (topk, starts, lengths, gathered)), *args)
-    for a, b in zip(found, right, strict=True):
-        assert torch.equal(a.cpu(), b)
-
-
-def test_combine_of_nothing() -> None:
-    none = torch.zeros(0, dtype=torch.int32, device=GPU)
-    topk = torch.zeros(0, 512, dtype=torch.int32, device=GPU)
-    start = torch.zeros(1, dtype=torch.int32, device=GPU)
-    rows, lengths = kernels.combine(topk, start, none, none, 128, 1, 512, 10, 5)
-    assert rows.shape == (0, 640) and lengths.shape == (0,)
-
-
-def test_chosen_slots() -> None:
-    topk = torch.randint(-2, 600, (70, 512), device=GPU).int()
-    table = torch.randint(-1, 99, (3, 7), device=GPU).int()
-    for request in (torch.randint(-1, 3, (80,), device=GPU), torch.zeros(70, device=GPU).int()):
-        for states in (32, 64):
-            out = torch.full_like(topk, 77)
-            kernels.chosen_slots(topk, table, request, states, out)
-            assert torch.equal(out, reference.chosen_slots(topk, table, request, states))
