@@ -160,7 +160,7 @@ def main() -> int:
 
     add("copy", True, {"bytes_per_second": round(bench.copy)})
     if peers is None:
-        for name, ok, values in launches.measured(given.quick):
+        for name, ok, values in launches.measured(parts, given.quick):
             add(name, ok, values)
     else:
         for part in parts:

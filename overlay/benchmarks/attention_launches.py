@@ -4,7 +4,7 @@ were chosen from."""
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import attention_rows as rows
@@ -12,9 +12,12 @@ import attention_rows as rows
 Row = tuple[str, bool, rows.Values]
 
 
-def measured(quick: bool) -> Iterator[Row]:
-    yield from gathers(quick)
-    yield from attends(quick)
+def measured(parts: Sequence[str], quick: bool) -> Iterator[Row]:
+    """Those of the named parts of attention.py."""
+    if "gather" in parts:
+        yield from gathers(quick)
+    if "decode" in parts or "prefill" in parts:
+        yield from attends(quick)
 
 
 def gathers(quick: bool) -> Iterator[Row]:
@@ -54,12 +57,12 @@ def attends(quick: bool) -> Iterator[Row]:
     if not library.present():
         return
     sink = rows.sink_of_all()
-    whole = (plan.Cuda(64, 1), plan.Cuda(32, 1), plan.Cuda(32, 1, True))
+    many, alone = plan.Cuda(64, 1, many=True), [plan.Cuda(64, 1), plan.Cuda(32, 1)]
     splits = [plan.Cuda(keys, n) for keys in (32, 64) for n in (2, 4, 5, 10, 20)]
-    paired = [plan.Cuda(32, n, True) for n in (2, 5, 10, 20)]
     for tokens, shapes in (
-        (2048, whole), (4, [*splits, *paired]), (1, [*splits, *paired]), (24, [*splits, *paired]),
-        (256, whole), (160, whole), (96, [*whole, *splits[:1], *paired[:1]]),
+        (2048, [many, *alone]), (4, splits), (1, splits), (24, splits), (256, [many, *alone]),
+        (160, [many, *alone]), (96, [many, *alone]), (66, [many, *alone, *splits[::5]]),
+        (48, [many, *splits[::5]]),
     ):  # fmt: skip
         sets = [cases.real(tokens, 10 * n) for n in range(4)]
         q = cases.queries(tokens, rows.HEADS, 3)
@@ -75,6 +78,6 @@ def attends(quick: bool) -> Iterator[Row]:
             call(sets[0])
             found = rows.off(out[:64], right)
             us = rows.median_us([lambda s=s, c=call: c(s) for s in sets] * 4, quick)
-            kind = "pair" if one.pair else "alone"
-            name = f"launch, {tokens} tokens, {one.keys} keys, {one.splits} splits, {kind}"
+            kind = "many" if one.many else f"{one.keys} keys, {one.splits} splits"
+            name = f"launch, {tokens} tokens, {kind}"
             yield name, found <= cases.tolerance(right), {"us": round(us, 2), "off": found}
