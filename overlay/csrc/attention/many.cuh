@@ -314,6 +314,15 @@ __global__ void __launch_bounds__(Many::THREADS, 1) attend_many(const __grid_con
         __syncthreads();
     };
 
+    const auto records_to_tile = [&](int stage) {
+        copy_wait_all();
+        __syncwarp();
+        unpack(s, s.tile[stage], warp, lane);
+    };
+    /* A softmax waits for what it loads, unpacking does not: of the two warps that an issue slot is for,
+     * one begins with the one, the other with the other. */
+    const bool early = warp & 4;
+
     /* now: softmax and values; next: logits; then a copy, then slots, each a tile further. */
     look(p, ahead, ahead.unit, groups, units);
     enter(p, ahead, groups, units);
@@ -328,9 +337,7 @@ __global__ void __launch_bounds__(Many::THREADS, 1) attend_many(const __grid_con
     slot = slot_of(), second = ahead.tile >= ahead.tiles0;
     int next = ahead.unit;
     bool next_last = ahead.tile + 1 == ahead.tiles;
-    copy_wait_all();
-    __syncwarp();
-    unpack(s, s.tile[0], warp, lane);
+    records_to_tile(0);
     take_query();
     copy_begin(1, slot, second);
 #pragma unroll
@@ -344,6 +351,7 @@ __global__ void __launch_bounds__(Many::THREADS, 1) attend_many(const __grid_con
     const int softmax_head = warp * 4 + lane / Many::LANES;
     float sum[2][8][4] = {}, peak = NONE, total = 0.f;
     for (int stage = 0; now < units; stage ^= 1) {
+        if (early) records_to_tile(stage ^ 1);
         softmax(s, stage, p.scale, peak, total, warp, lane);
         if (now_last) {
 #pragma unroll
@@ -352,9 +360,7 @@ __global__ void __launch_bounds__(Many::THREADS, 1) attend_many(const __grid_con
             if (lane % Many::LANES == 0) s.last[softmax_head] = share(peak, total, p.sink[min(head, p.heads - 1)]);
             peak = NONE, total = 0.f;
         }
-        copy_wait_all();
-        __syncwarp();
-        unpack(s, s.tile[stage ^ 1], warp, lane);
+        if (!early) records_to_tile(stage ^ 1);
         __syncthreads();
 
         const int then = ahead.unit;
