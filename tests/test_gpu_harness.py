@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from gpu import engines, hidden, results, run, shape, stage
+from gpu import engines, hidden, hidden_checks, results, run, shape, stage
 from gpu.checks import CHECKS, against
 from gpu.chunks import plan
 from hypothesis import given
@@ -283,3 +283,36 @@ def test_held_engines_are_told_so_and_no_other_is(tmp_path: Path) -> None:
         assert (str(tmp_path / "hidden") in told["PYTHONPATH"]) == engine.hidden, name
         # Nothing is asked for: the class must be chosen by what the GPU is held to.
         assert not (engine.hidden and engine.attention), name
+
+
+def a_reply(tokens: list[int], gap: float = 1.0) -> dict[str, Any]:
+    return {"tokens": tokens, "logprobs": [{"1": -0.1, "2": -0.1 - gap} for _ in tokens]}
+
+
+class Answers:
+    """As much of a bench as judges of engines that were held read."""
+
+    device = "cuda"
+
+    def __init__(self, **changed: Any) -> None:
+        said: dict[str, Any] = {
+            "replies": [a_reply([1, 2, 3])], "batch": [a_reply([4, 5])], "verified": [{}],
+            "hidden": [{"held": "80", "loaded": []}], "classes": [{}], "seconds": {},
+        }  # fmt: skip
+        self.answers = {"fixed": said, "adaptive": {**said, "verified": [{"cut": 3}], **changed}}
+
+
+def test_an_engine_that_found_what_was_hidden_is_wrong() -> None:
+    judge = hidden_checks.held(lambda _: (True, {}), "adaptive")
+    assert judge(Answers())[0]
+    assert not judge(Answers(hidden=[{"held": "80", "loaded": ["tilelang"]}]))[0]
+    assert not judge(Answers(hidden=[{"held": "", "loaded": []}]))[0]
+
+
+def test_adaptive_verification_must_have_cut_and_may_change_no_token_but_at_a_tie() -> None:
+    judge = hidden_checks.verified("fixed", "adaptive")
+    assert judge(Answers())[0]
+    assert not judge(Answers(verified=[{}]))[0]
+    assert not judge(Answers(verified=[{"cut": 0}]))[0]
+    assert not judge(Answers(replies=[a_reply([1, 9, 3])]))[0]
+    assert not judge(Answers(batch=[a_reply([4, 6])]))[0]

@@ -16,7 +16,7 @@ def held(judge: Judge, *engines: str) -> Judge:
     def judged(bench: Any) -> tuple[bool, Values]:
         right, values = judge(bench)
         for engine in engines:
-            found = bench.answers[engine]["hidden"]
+            (found,) = bench.answers[engine]["hidden"]  # one rank
             values[f"{engine}_hidden"] = found
             right = right and found["loaded"] == []
             right = right and (found["held"] == "80" or bench.device == "cpu")
@@ -34,11 +34,10 @@ def verified(fixed: str, adaptive: str) -> Judge:
         one, other = bench.answers[fixed], bench.answers[adaptive]
         right, alone = parting(one["replies"], other["replies"])
         together_right, together = parting(one["batch"], other["batch"])
-        counts = other["verified"]
+        (none,), (counts,) = one["verified"], other["verified"]
         values: Values = {"alone": alone, "together": together, "verified": counts}
-        values[f"{fixed}_verified"] = one["verified"]
         if bench.device != "cpu":
-            right = right and not one["verified"] and counts.get("cut", 0) > 0
+            right = right and not none and counts.get("cut", 0) > 0
         return right and together_right, {**values, **classes(bench, adaptive)}
 
     return judge
