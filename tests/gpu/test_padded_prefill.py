@@ -4,14 +4,14 @@ At TP2 a rank has 32 heads. Needs vLLM's FlashMLA and an SM90; ``pytest -m gpu -
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import pytest
 
 pytestmark = pytest.mark.gpu
 HEADS, PADDED, WIDTH, ROWS = 32, 64, 640, 16384
-#: How much faster it must be at least at 2048 tokens, on a GPU with nothing else to do.
+#: How much faster it must be at least at 2048 tokens.
 GAIN = 1.3
 
 
@@ -75,23 +75,24 @@ def test_padded_heads_change_a_result_by_at_most_one_ulp(tokens: int) -> None:
 
 
 def test_padded_heads_are_faster() -> None:
-    """On a quiet GPU alone."""
     _, calls = prefills(2048, True)
-    rounds = [{heads: microseconds(call) for heads, call in calls.items()} for _ in range(3)]
-    times = {heads: min(one[heads] for one in rounds) for heads in calls}
+    times = microseconds(calls)
     print(f"\n{times[HEADS]:.0f} us with 32 heads, {times[PADDED]:.0f} with 64")
     assert times[HEADS] > GAIN * times[PADDED], "the hook gains nothing here"
 
 
-def microseconds(call: Callable[[], None]) -> float:
+def microseconds(calls: Mapping[int, Callable[[], None]]) -> dict[int, float]:
+    """The least of many single calls in turns: other work on the GPU only adds to a call's time."""
     import torch
 
-    for _ in range(3):
-        call()
-    start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-    start.record()
-    for _ in range(20):
-        call()
-    end.record()
-    torch.cuda.synchronize()
-    return start.elapsed_time(end) * 50
+    found = dict.fromkeys(calls, float("inf"))
+    for turn in range(33):
+        for name, call in calls.items():
+            start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+            start.record()
+            call()
+            end.record()
+            torch.cuda.synchronize()
+            if turn >= 3:
+                found[name] = min(found[name], start.elapsed_time(end) * 1000)
+    return found
