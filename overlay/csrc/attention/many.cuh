@@ -349,6 +349,11 @@ __global__ void __launch_bounds__(Many::THREADS, 1) attend_many(const __grid_con
     __syncthreads();
 
     const int softmax_head = warp * 4 + lane / Many::LANES;
+    const auto sink_of = [&](int unit) { /* long before it is needed */
+        const int head = (groups == 1 ? 0 : unit % groups) * Many::HEADS + softmax_head;
+        return p.sink[min(head, p.heads - 1)];
+    };
+    float sink = sink_of(now);
     float sum[2][8][4] = {}, peak = NONE, total = 0.f;
     for (int stage = 0; now < units; stage ^= 1) {
         if (early) records_to_tile(stage ^ 1);
@@ -356,8 +361,7 @@ __global__ void __launch_bounds__(Many::THREADS, 1) attend_many(const __grid_con
         if (now_last) {
 #pragma unroll
             for (int step = Many::LANES / 2; step > 0; step >>= 1) total += __shfl_xor_sync(ALL, total, step);
-            const int head = (groups == 1 ? 0 : now % groups) * Many::HEADS + softmax_head;
-            if (lane % Many::LANES == 0) s.last[softmax_head] = share(peak, total, p.sink[min(head, p.heads - 1)]);
+            if (lane % Many::LANES == 0) s.last[softmax_head] = share(peak, total, sink);
             peak = NONE, total = 0.f;
         }
         if (!early) records_to_tile(stage ^ 1);
@@ -402,6 +406,7 @@ __global__ void __launch_bounds__(Many::THREADS, 1) attend_many(const __grid_con
             take_query();
         }
         logits(s, s.tile[stage ^ 1], q, warp, lane);
+        if (now_last && groups > 1) sink = sink_of(next);
         now = next, now_last = next_last;
         next = then, next_last = then_last;
         __syncthreads();
