@@ -78,11 +78,13 @@ __device__ __forceinline__ void rotate_rows(const RowAt &row_at, int rows, int b
                                             int warp, int warps, int lane, uint32_t *out) {
     const Hadamard16 had(lane);
     const int q = lane & 3, pairs = rows * blocks;
-    const uint32_t by_rows = (65535u + static_cast<uint32_t>(rows)) / static_cast<uint32_t>(rows);
+    /* Half a row off every border, far more than this reciprocal is: exact, and soon there. */
+    const float by_rows = __fdividef(1.0f, static_cast<float>(rows));
     for (int from = 8 * warp; from < pairs; from += 8 * warps) {
         const int pair = from + (lane >> 2);
         const bool there = pair < pairs;
-        const int block = there ? static_cast<int>(divide(pair, by_rows)) : 0, row = there ? pair - block * rows : 0;
+        const int block = there ? static_cast<int>((static_cast<float>(pair) + 0.5f) * by_rows) : 0;
+        const int row = there ? pair - block * rows : 0;
         const __nv_bfloat16 *const x = row_at(row) + 128 * block + 4 * q;
         const __half *const scales = suh + 128 * block + 4 * q;
         uint32_t a[8][4];
