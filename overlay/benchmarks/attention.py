@@ -104,28 +104,31 @@ def bars(found_rows: Sequence[Values]) -> Values:
     return found
 
 
-def draw(found_rows: Sequence[Values], copy: float, device: str, out: Path) -> None:
+#: Who stands beside ours in the chart, and as what.
+SHOWN = {
+    "flashmla": "FlashMLA",
+    "flashmla64": "FlashMLA, padded to 64 heads",
+    "triton": "vLLM's Triton",
+    "bounded": "vLLM's gather, bounded",
+    "unbounded": "vLLM's gather",
+}
+
+
+def draw(found_rows: Sequence[Values], device: str, out: Path) -> None:
     import charts
 
-    series: dict[str, list[tuple[float, float]]] = {}
+    lines = []
     for row in found_rows:
         values = row["values"]
-        if "megabytes" not in values:
-            continue
-        kind, size = row["name"].split(",")[0], values["megabytes"]
-        series.setdefault(kind, []).append((size, values["gigabytes_per_second"]))
-        for peer in ("flashmla", "flashmla64", "triton", "bounded"):
-            if "us" in values.get(peer, {}):
-                speed = size * 1e3 / values[peer]["us"]
-                series.setdefault(f"{kind}, vLLM's {peer}", []).append((size, speed))
-    charts.roofline(
-        series,
-        {"copy": copy / 1e9},
-        f"Sparse attention on {device}",
-        out,
-        xlabel="bytes a call must move, MB",
-        ylabel="those bytes by time, GB/s",
-    )
+        if "floor_us" in values:
+            line = {"floor": max(values["floor_us"], 0.05), "ours": values["us"]}
+            line |= {
+                name: values[peer]["us"]
+                for peer, name in SHOWN.items()
+                if "us" in values.get(peer, {})
+            }
+            lines.append((row["name"], line))
+    charts.times(lines, f"Sparse attention on {device}, 32 heads", out)
 
 
 def main() -> int:
@@ -137,7 +140,12 @@ def main() -> int:
     options.add_argument("--limit", type=float, default=60, help="seconds of a kind of peer")
     options.add_argument("--launches", action="store_true", help="other launches than the table's")
     options.add_argument("--commit", help="where git cannot say it")
+    options.add_argument("--draw", type=Path, metavar="JSON", help="only the chart, of this result")
     given = options.parse_args()
+    if given.draw:
+        before = json.loads(given.draw.read_text())
+        draw(before["rows"], before["device"], given.chart or given.draw.with_suffix(".png"))
+        return 0
     unknown = sorted(set(given.parts) - set(rows.PARTS))
     if unknown:
         options.error(f"no part is named {', '.join(unknown)}; there are {', '.join(rows.PARTS)}")
@@ -186,7 +194,7 @@ def main() -> int:
                 result.write(given.json)
     add("bars", True, bars(result.rows))
     if given.chart:
-        draw(result.rows, bench.copy, result.device, given.chart)
+        draw(result.rows, result.device, given.chart)
     return int(not all(row["ok"] for row in result.rows))
 
 
