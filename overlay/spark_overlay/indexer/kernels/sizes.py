@@ -37,6 +37,7 @@ class Tuning:
     fan: int = 16
     last: int = 8192
     choice_warps: int = 16
+    library: bool = True  # the CUDA library where it is and can
 
 
 @dataclass(frozen=True)
