@@ -13,15 +13,23 @@ from spark_overlay.mhc.kernels import launch
 OUT = Path(sys.argv[1]); until = time.monotonic() + float(sys.argv[2])
 found = {"nothing": round(sweep.floor(), 2)}
 print(found, flush=True)
-for T in (1, 4, 8, 16, 32):
+import os
+os.environ["SPARK_MHC_LIBRARY"] = str(ROOT / ".carry/mhc.so")
+for T in (1, 3, 8, 13, 32, 64):
+    for w in (4, 8, 16):
+        case = cases.draw(T, 5120, T, mean=True)
+        try: found[f"off {T} {w}"] = {k: float(f"{v:.1e}") for k, v in cases.off(cases.computed(case.to("cuda"), plan.Cuda(w)), cases.oracle(case)).items()}
+        except Exception as e: found[f"off {T} {w}"] = f"{type(e).__name__} {e}"[:200]
+        print(f"off {T} {w}", found[f"off {T} {w}"], flush=True)
+for T in (1, 4, 8, 16, 32, 64):
     works = sweep.works(T)
     for name, numbers, geo in (
-        ("default", cases.NUMBERS, None),
-        ("1 iteration", replace(cases.NUMBERS, iterations=1), None),
+        ("triton", cases.NUMBERS, plan.one_launch(T, 5120)),
+        *((f"cuda {w}", cases.NUMBERS, plan.Cuda(w)) for w in (4, 8, 16)),
+        ("cuda 1 iteration", replace(cases.NUMBERS, iterations=1), plan.cuda(T, 5120)),
+        ("1 iteration", replace(cases.NUMBERS, iterations=1), plan.one_launch(T, 5120)),
         ("limbs 1", cases.NUMBERS, replace(plan.one_launch(T, 5120), limbs=1)),
-        ("4 rows", cases.NUMBERS, plan.OneLaunch(4, 24, 80, 32, 4)),
-        ("16x40x64", cases.NUMBERS, plan.OneLaunch(16, 24, 40, 64, 4)),
-        ("no norm", cases.NUMBERS, None),
+        ("no norm", cases.NUMBERS, plan.one_launch(T, 5120)),
     ):
         if time.monotonic() > until: break
         if name == "no norm": ws = [replace(w, weight=None) for w in works]
