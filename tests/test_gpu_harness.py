@@ -8,6 +8,7 @@ if __name__ == "__main__":
     main(__file__)
 
 import json
+import os
 import subprocess
 import sys
 import tomllib
@@ -15,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from gpu import engines, results, run, shape, stage
+from gpu import engines, hidden, hidden_checks, results, run, shape, stage
 from gpu.checks import CHECKS, against
 from gpu.chunks import plan
 from hypothesis import given
@@ -122,7 +123,8 @@ def test_another_schema_is_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize("file", sorted(RESULTS.glob("*.json")), ids=lambda p: p.stem)
 def test_committed_results_have_the_schema(file: Path) -> None:
     found = results.read(file)
-    assert found.rows and found.seconds > 0 and found.versions["vllm"]
+    assert found.rows and found.seconds > 0 and found.versions["python"]
+    assert "cpu-copy" in file.stem or found.versions["vllm"]
     assert file.name.startswith(found.date[:10])
 
 
@@ -246,3 +248,71 @@ def test_what_the_overlay_depends_on_travels_to_the_gpu_host() -> None:
     project = tomllib.loads((root / "overlay/pyproject.toml").read_text())["project"]
     carried = (root / "tests/gpu/requirements.txt").read_text().split()
     assert set(project["dependencies"]) - {"numpy"} <= set(carried)
+
+
+def test_what_is_hidden_cannot_be_found_or_imported_and_all_else_can(tmp_path: Path) -> None:
+    for name in ("tilelang", "tilelang_like", "flashinfer"):
+        package = tmp_path / "installed" / name
+        package.mkdir(parents=True)
+        (package / "__init__.py").write_text("")
+        (package / "jit.py").write_text("")
+    look = (
+        "import importlib.util as u, importlib\n"
+        "assert u.find_spec('tilelang_like.jit') and u.find_spec('json')\n"
+        "assert u.find_spec('tilelang') is None and u.find_spec('flashinfer') is None\n"
+        "try: importlib.import_module('tilelang.jit')\n"
+        "except ModuleNotFoundError: print('hidden')\n"
+    )
+    paths = [str(hidden.folder(tmp_path)), str(tmp_path / "installed")]
+    ran = subprocess.run(
+        [sys.executable, "-c", look], capture_output=True, text=True,
+        env={"PYTHONPATH": os.pathsep.join(paths)}, check=False,
+    )  # fmt: skip
+    assert ran.stdout == "hidden\n", ran.stderr
+    seen = subprocess.run(
+        [sys.executable, "-c", "import tilelang.jit"], capture_output=True, text=True,
+        env={"PYTHONPATH": paths[1]}, check=False,
+    )  # fmt: skip
+    assert seen.returncode == 0, seen.stderr
+
+
+def test_held_engines_are_told_so_and_no_other_is(tmp_path: Path) -> None:
+    for name, engine in engines.ENGINES.items():
+        told = engines.environment(tmp_path, engine, cpu=False)
+        assert (told.get("OVERLAY_FORCE_ARCH") == "80") == name.startswith("hidden-"), name
+        assert (str(tmp_path / "hidden") in told["PYTHONPATH"]) == engine.hidden, name
+        # Nothing is asked for: the class must be chosen by what the GPU is held to.
+        assert not (engine.hidden and engine.attention), name
+
+
+def a_reply(tokens: list[int], gap: float = 1.0) -> dict[str, Any]:
+    return {"tokens": tokens, "logprobs": [{"1": -0.1, "2": -0.1 - gap} for _ in tokens]}
+
+
+class Answers:
+    """As much of a bench as judges of engines that were held read."""
+
+    device = "cuda"
+
+    def __init__(self, **changed: Any) -> None:
+        said: dict[str, Any] = {
+            "replies": [a_reply([1, 2, 3])], "batch": [a_reply([4, 5])], "verified": [{}],
+            "hidden": [{"held": "80", "loaded": []}], "classes": [{}], "seconds": {},
+        }  # fmt: skip
+        self.answers = {"fixed": said, "adaptive": {**said, "verified": [{"cut": 3}], **changed}}
+
+
+def test_an_engine_that_found_what_was_hidden_is_wrong() -> None:
+    judge = hidden_checks.held(lambda _: (True, {}), "adaptive")
+    assert judge(Answers())[0]
+    assert not judge(Answers(hidden=[{"held": "80", "loaded": ["tilelang"]}]))[0]
+    assert not judge(Answers(hidden=[{"held": "", "loaded": []}]))[0]
+
+
+def test_adaptive_verification_must_have_cut_and_may_change_no_token_but_at_a_tie() -> None:
+    judge = hidden_checks.verified("fixed", "adaptive")
+    assert judge(Answers())[0]
+    assert not judge(Answers(verified=[{}]))[0]
+    assert not judge(Answers(verified=[{"cut": 0}]))[0]
+    assert not judge(Answers(replies=[a_reply([1, 9, 3])]))[0]
+    assert not judge(Answers(batch=[a_reply([4, 6])]))[0]

@@ -46,6 +46,8 @@ if [ "$(cat /proc/fs/nfsd/threads)" != 0 ]; then
     rpc.nfsd 0
 fi
 
+# Nothing but what was asked for, whatever the image's base brings along.
+rm -rf /etc/exports.d
 printf '%s\n' "$EXPORTS" >/etc/exports
 # Where the kernel remembers its clients; without it every restart makes them wait.
 mkdir -p /var/lib/nfs/v4recovery

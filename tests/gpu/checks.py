@@ -6,15 +6,13 @@ teacher-forced (each fed with what vLLM's own layer was fed with), answers end t
 
 from __future__ import annotations
 
-import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from functools import cached_property
-from pathlib import Path
+from dataclasses import replace
 from typing import Any
 
-from gpu import attention_checks, engines, engram_checks
+from gpu import attention_checks, engines, engram_checks, hidden_checks
+from gpu.bench import Bench, Check, ours
 from gpu.engines import ENGINES
 from gpu.said import TIE, Values, classes, parting
 
@@ -30,69 +28,6 @@ SEEN = 3.0
 #: What computes packed linears and experts, whether the shared expert is among them.
 PACKED = ("exl3", "draft")
 KERNELS = ["spark_overlay.exl3.cuda.layers.Group", "spark_overlay.exl3.cuda.layers.Experts", True]
-
-
-@dataclass(frozen=True)
-class Check:
-    """``seconds``: the judging alone, without the engines' own cost (engines.py). One that asks no
-    engine is judged before any starts."""
-
-    name: str
-    asks: tuple[str, ...]
-    seconds: int
-    what: str
-    judge: Callable[[Bench], tuple[bool, Values]]
-
-
-class Bench:
-    """What the checks share: the models, the engines' answers, and the reference beside them."""
-
-    def __init__(
-        self, text: Mapping[str, Any], models: Mapping[str, Path], scratch: Path, device: str
-    ) -> None:
-        self.text, self.models, self.scratch, self.device = text, models, scratch, device
-        self.answers: dict[str, dict[str, Any]] = {}
-        self._weights: dict[str, Any] = {}
-
-    @cached_property
-    def prompts(self) -> list[list[int]]:
-        return engines.prompts(self.text)
-
-    def weights(self, kind: str) -> Any:
-        """The plain or packed checkpoint's tensors; one of them is held."""
-        if kind not in self._weights:
-            import torch
-
-            from gpu.dense import DenseWeights
-            from spark_overlay.reference.weights import Weights
-
-            self._weights.clear()
-            cpu = self.device == "cpu"
-            # The kernels compute with the packed form, the torch path with bf16 weights.
-            whole = cpu or kind == "plain" or ours()
-            reader = Weights if whole else DenseWeights
-            dtype = torch.float64 if cpu else torch.float32
-            self._weights[kind] = reader(self.models[kind], dtype=dtype, device=self.device)
-        return self._weights[kind]
-
-    def reference(self, kind: str, **changed: Any) -> Any:
-        """A ``Watched`` reference; ``changed`` replaces numbers of its config (a fault)."""
-        from oracle import Watched
-
-        from spark_overlay.reference.config import V41Config
-
-        config = replace(V41Config.read(self.models[kind]), **changed)
-        return Watched(self.weights(kind), config, serving=True, positions=4096)
-
-    def tape(self, engine: str) -> Any:
-        from oracle import Taped
-
-        tape = Taped(self.scratch / f"{engine}.safetensors", self.text["num_hidden_layers"])
-        tape.tokens = tape.tokens.to(self.device)
-        tape.streams_in = [t.to(self.device) for t in tape.streams_in]
-        tape.pre_in = [None if t is None else t.to(self.device) for t in tape.pre_in]
-        tape.out = [{name: t.to(self.device) for name, t in out.items()} for out in tape.out]
-        return tape
 
 
 def layers(engine: str) -> Callable[[Bench], tuple[bool, Values]]:
@@ -131,13 +66,6 @@ def judged(bench: Bench, kind: str, attention: list[list[float]]) -> list[list[f
         return attention
     ratios = bench.text["compress_ratios"]
     return [pair for layer, pair in enumerate(attention) if ratios[layer] != 1]
-
-
-def ours() -> bool:
-    """Whether the engines of this run use the kernels."""
-    from spark_overlay.exl3.cuda import SWITCH
-
-    return os.environ.get(SWITCH) != "0"
 
 
 def by_kernels(judge: Callable[[Bench], tuple[bool, Values]], *names: str) -> Any:
@@ -304,6 +232,11 @@ def same_tokens(one: str, other: str) -> Callable[[Bench], tuple[bool, Values]]:
     return judge
 
 
+def hidden(judge: Callable[[Bench], tuple[bool, Values]], engine: str) -> Any:
+    """``judge`` of an engine that was held, and the overlay's attention computed there."""
+    return hidden_checks.held(attention_checks.by_class(judge, engine), engine)
+
+
 CHECKS: tuple[Check, ...] = (
     Check("stock-layers", ("stock-eager",), 8,
           "stock vLLM in bf16, each layer against the reference fed alike",
@@ -366,6 +299,41 @@ CHECKS: tuple[Check, ...] = (
           "as much of the draft accepted as with vLLM's class",
           attention_checks.by_class(
               attention_checks.accepted("asked-stock-draft", "portable-draft"), "portable-draft")),
+    Check("hidden-layers", ("hidden-eager",), 8,
+          "held to an SM80, all else hidden: each layer against the reference fed alike",
+          hidden(layers("hidden-eager"), "hidden-eager")),
+    Check("hidden-replies", ("hidden-eager",), 1,
+          "the same, end to end against the reference",
+          hidden(replies("hidden-eager"), "hidden-eager")),
+    Check("hidden-stock", ("asked-stock-eager", "hidden-eager"), 1,
+          "vLLM's attention class unheld and ours held say the same, but for ties",
+          same_tokens("asked-stock-eager", "hidden-eager")),
+    Check("hidden-graphs", ("hidden-graphs",), 1,
+          "held and hidden, decode steps in one CUDA graph each, against the reference",
+          hidden(replies("hidden-graphs"), "hidden-graphs")),
+    Check("hidden-again", ("hidden-graphs",), 1,
+          "after a cached beginning as from nothing, in a padded batch as alone",
+          attention_checks.again("hidden-graphs")),
+    Check("hidden-tokens", ("hidden-eager", "hidden-graphs"), 1,
+          "the same tokens eager and in CUDA graphs, up to a tie",
+          same_tokens("hidden-eager", "hidden-graphs")),
+    Check("hidden-replay", ("hidden-replay",), 1,
+          "held and hidden, decoder replay on, in CUDA graphs, against the reference that replays",
+          hidden_checks.held(replayed("hidden-replay"), "hidden-replay")),
+    Check("hidden-known", ("hidden-draft",), 1,
+          "held and hidden, DSpark: what is known to follow, some of the draft accepted",
+          hidden(attention_checks.accepted("hidden-draft"), "hidden-draft")),
+    Check("hidden-draft", ("asked-stock-draft", "hidden-draft"), 1,
+          "as much of the draft accepted as with vLLM's class on the whole GPU",
+          hidden(attention_checks.accepted("asked-stock-draft", "hidden-draft"), "hidden-draft")),
+    Check("hidden-adaptive", ("hidden-draft", "hidden-adaptive"), 1,
+          "adaptive verification on and off, the same greedy tokens",
+          hidden(hidden_checks.verified("hidden-draft", "hidden-adaptive"), "hidden-adaptive")),
+    Check("hidden-exl3", ("hidden-exl3",), 1,
+          "held and hidden on EXL3 with DSpark's draft, in CUDA graphs, against the reference",
+          hidden_checks.held(
+              captured(by_kernels(replies("hidden-exl3"), "hidden-exl3"), "hidden-exl3"),
+              "hidden-exl3")),
     Check("engram-kernel", (), 25,
           "rows to bf16: every code under every scale, bit for bit; compiled for four GPUs",
           engram_checks.parts("kernel")),

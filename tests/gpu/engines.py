@@ -13,6 +13,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
+from gpu import hidden
+
 TESTS = Path(__file__).resolve().parents[1]
 OVERLAY = TESTS.parent / "overlay"
 LOGPROBS = 64
@@ -35,6 +37,7 @@ class Engine:
     firsts: bool = False  # also the first token after each of many prompts
     again: bool = False  # also the longest prompt anew and after a cached beginning, and a batch
     drafts: bool = False  # replies of a known continuation, and what was drafted and accepted
+    hidden: bool = False  # held to an SM80, with nothing of newer GPUs to be found (hidden.py)
     engram: bool = False  # both Engram layers in each step (see twin.py)
     options: Mapping[str, Any] = field(default_factory=dict)
 
@@ -57,6 +60,17 @@ DRAFTED_WHOLE = {**DRAFTED, "compilation_config": {"cudagraph_capture_sizes": [4
 NO_WARMUP = {"kernel_config": {"enable_jit_warmup": False}}
 CACHED = {"enable_prefix_caching": True}
 COUNTED = {"disable_log_stats": False}
+#: How much of a draft is verified hangs on its confidence and on what a step costs.
+ADAPTIVE = {
+    **EXACT,
+    **NO_WARMUP,
+    **COUNTED,
+    **DRAFTED_WHOLE,
+    "speculative_config": {
+        **DRAFTED_WHOLE["speculative_config"],
+        "enable_adaptive_verification": True,
+    },
+}
 CHOSEN: Mapping[str, Mapping[str, Mapping[str, Any]]] = {
     "portable": {
         "eager": {"taped": True, "options": {**EXACT, **EAGER, **NO_WARMUP}},
@@ -119,6 +133,18 @@ ENGINES = {
         )
         for choice, those in CHOSEN.items()
         for name, how in those.items()
+    },
+}
+#: Held to an SM80 with all else hidden: nothing is asked for, the overlay must choose its own.
+ENGINES = {
+    **ENGINES,
+    **{
+        f"hidden-{name}": Engine(190, 132, overlay=True, hidden=True, **how)
+        for name, how in (
+            *CHOSEN["portable"].items(),
+            ("adaptive", {**CHOSEN["portable"]["draft"], "options": ADAPTIVE}),
+            ("exl3", {"kind": "draft", "options": {**EXACT, **DRAFTED, **NO_WARMUP}}),
+        )
     },
 }
 COMMON: Mapping[str, Any] = {
@@ -190,13 +216,17 @@ def steps(engine: Engine, text: Mapping[str, Any], tape: Path) -> list[Step]:
         call("probe_rows"),
         generate("replies", asked),
         call("probe_rows", name="rows"),
+        call("probe_hidden", name="hidden"),
     ]
     if engine.drafts:
         return [
             call("probe_classes", name="classes"),
+            call("probe_verified"),
             generate("replies", asked, KNOWN),
             {**generate("batch", asked, KNOWN), "together": True},
+            call("probe_verified", name="verified"),
             {"do": "metrics", "name": "metrics"},
+            call("probe_hidden", name="hidden"),
         ]
     if engine.again:
         longest = asked[-1]
@@ -287,6 +317,9 @@ def environment(scratch: Path, engine: Engine, *, cpu: bool) -> dict[str, str]:
     if engine.overlay and not cpu:
         project = tomllib.loads((OVERLAY / "pyproject.toml").read_text())["project"]
         paths.append(str(entry_points(scratch, "spark_overlay", project["entry-points"])))
+    if engine.hidden and not cpu:
+        paths.append(str(hidden.folder(scratch)))
+        more["OVERLAY_FORCE_ARCH"] = "80"
     if engine.engram and not cpu:
         twin = {"vllm.general_plugins": {"spark_twin": "gpu.twin:register"}}
         paths.append(str(entry_points(scratch, "spark_twin", twin)))

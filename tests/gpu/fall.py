@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from gpu.served import Pair
+from gpu.served import Pair, ServedFailed
 from launcher import health, ports, processes
 from launcher.runtimes.base import RankStatus
 from launcher.watch import pair as watch
@@ -142,7 +142,7 @@ def fall(
     before = gpu_used()
     pair = make()
     values: Values = {}
-    right = True
+    right, known = True, []
     try:
         values["start_s"] = round(pair.start(max(1.0, left())), 1)
         first = pair.complete(prompt, 8)["tokens"]
@@ -165,6 +165,9 @@ def fall(
                 and seen["left_after_stop"]["nothing"]
             )
         known = members(pair)
+    except ServedFailed as error:  # what was seen until then is told
+        values["failed"] = str(error)[:2000]
+        right = False
     finally:
         pair.stop()
     values["left_at_end"] = left_over(pair, known, before)

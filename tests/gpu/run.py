@@ -28,7 +28,8 @@ if __package__ in (None, ""):
     sys.path.insert(1, str(Path(__file__).resolve().parents[2] / "overlay"))
 
 from gpu import engines, results
-from gpu.checks import CHECKS, Bench, Check, import_oracle, ours
+from gpu.bench import Bench, Check, ours
+from gpu.checks import CHECKS, import_oracle
 from gpu.engines import ENGINES
 from gpu.shape import SHAPES
 

@@ -32,6 +32,37 @@ class GpuProbe(Probe):
             "replay": None if replay is None else _name(replay),
         }
 
+    def probe_hidden(self) -> dict[str, Any]:
+        """To which GPU this process is held, and what is imported of what it should not need."""
+        from gpu import hidden
+        from spark_overlay import arch
+
+        return {"held": os.environ.get(arch.VARIABLE, ""), "loaded": hidden.loaded()}
+
+    def probe_verified(self) -> dict[str, int]:
+        """Adaptive verification since the last call: steps, drafted tokens, those verified; starts
+        counting. Empty where all drafted tokens are verified anyway."""
+        manager = getattr(self.model_runner, "adaptive_verification", None)
+        if manager is None:
+            return {}
+        found: dict[str, int] = getattr(self, "_probe_verified", {})
+        self._probe_verified = {"steps": 0, "drafted": 0, "verified": 0, "cut": 0}
+        if not found:
+            choose = manager.get_num_tokens
+
+            def counted(scheduled: Any, drafts: Any) -> Any:
+                tokens = choose(scheduled, drafts)
+                drafted, _, budget = manager._batch_budget
+                now = self._probe_verified
+                now["steps"] += 1
+                now["drafted"] += sum(drafted.values())
+                now["verified"] += budget
+                now["cut"] += budget < sum(drafted.values())
+                return tokens
+
+            manager.get_num_tokens = counted
+        return found
+
     def probe_place(self) -> dict[str, Any]:
         """Where this rank computes, and with how many others."""
         import torch
