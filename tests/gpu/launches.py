@@ -18,20 +18,26 @@ NAMES = {SHORT: "launches-short", LONG: "launches-long"}
 
 
 class Launches:
-    """Counts from its making to ``stop``."""
+    """Counts from its making to ``stop``; nothing where there is no GPU."""
 
     def __init__(self) -> None:
         import torch
 
-        torch.cuda.synchronize()
-        self.profile = torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA])
-        self.profile.start()
+        self.profile: Any = None
+        if torch.cuda.is_available():
+            torch.cuda.synchronize()
+            activity = torch.profiler.ProfilerActivity.CUDA
+            self.profile = torch.profiler.profile(activities=[activity])
+            self.profile.start()
         self.began = time.monotonic()
 
     def stop(self) -> dict[str, Any]:
         """``count`` of all, ``busy_us`` of all, ``by_name``: ``[count, us]``."""
         import torch
 
+        whole = time.monotonic() - self.began
+        if self.profile is None:
+            return {"seconds": whole, "count": 0, "busy_us": 0.0, "by_name": {}}
         torch.cuda.synchronize()
         whole = time.monotonic() - self.began
         self.profile.stop()
