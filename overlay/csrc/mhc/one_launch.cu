@@ -18,7 +18,9 @@ constexpr int ROWS = MHC_ROWS, MIXES = 24, SQUARES = 24, USED = 25, SHARE = MHC_
 template <int WARPS>
 struct Shared {
     float sums[WARPS][ROWS][33];
+    float totals[ROWS][33];
     float scale[3], base[MIXES];
+    uint2 kept[MHC_MOST_HIDDEN / 4];
     float squares[WARPS];
     int last;
 };
@@ -106,23 +108,22 @@ __device__ __forceinline__ void project(Shared<WARPS> &s, const mhc_args &a, int
         s.sums[item % WARPS][item / WARPS][lane] = (sum[0] + sum[1]) + (sum[2] + sum[3]);
     }
     __syncthreads();
-    const int row = group * ROWS + lane;
-    const auto total = [&](int c) {
+    for (int i = tid; i < 32 * rows; i += THREADS) {
         float sum = 0.f;
-        for (int part = 0; part < parts; ++part) {
-            const int item = lane * parts + part;
-            sum += s.sums[item % WARPS][item / WARPS][c];
-        }
-        return sum;
-    };
+        for (int part = 0, item = (i >> 5) * parts; part < parts; ++part, ++item) sum += s.sums[item % WARPS][item / WARPS][lane];
+        s.totals[i >> 5][lane] = sum;
+    }
+    __syncthreads();
     if (lane >= rows || warp > 1) return;
-    const float norm = rsqrtf(total(SQUARES) / static_cast<float>(4 * a.hidden) + a.rms_eps);
+    const int row = group * ROWS + lane;
+    const float *total = s.totals[lane];
+    const float norm = rsqrtf(total[SQUARES] * (1.f / static_cast<float>(4 * a.hidden)) + a.rms_eps);
     if (warp == 1) {
         float pre[4], post[4];
 #pragma unroll
         for (int i = 0; i < 4; ++i) {
-            pre[i] = sigmoid(total(i) * (norm * s.scale[0]) + s.base[i]) + a.pre_eps;
-            post[i] = sigmoid(total(4 + i) * (norm * s.scale[1]) + s.base[4 + i]) * a.post_gain;
+            pre[i] = sigmoid(total[i] * (norm * s.scale[0]) + s.base[i]) + a.pre_eps;
+            post[i] = sigmoid(total[4 + i] * (norm * s.scale[1]) + s.base[4 + i]) * a.post_gain;
         }
         reinterpret_cast<float4 *>(a.pre_out)[row] = make_float4(pre[0], pre[1], pre[2], pre[3]);
         reinterpret_cast<float4 *>(a.post_out)[row] = make_float4(post[0], post[1], post[2], post[3]);
@@ -130,45 +131,64 @@ __device__ __forceinline__ void project(Shared<WARPS> &s, const mhc_args &a, int
     }
     float m[4][4];
 #pragma unroll
-    for (int i = 0; i < 16; ++i) m[i / 4][i % 4] = total(8 + i) * (norm * s.scale[2]) + s.base[8 + i];
+    for (int i = 0; i < 16; ++i) m[i / 4][i % 4] = total[8 + i] * (norm * s.scale[2]) + s.base[8 + i];
     sinkhorn(m, a.sinkhorn_eps, a.iterations);
 #pragma unroll
     for (int i = 0; i < 4; ++i)
         reinterpret_cast<float4 *>(a.comb_out)[4 * row + i] = make_float4(m[i][0], m[i][1], m[i][2], m[i][3]);
 }
 
+/* Four columns of a row's new streams and of their collapse, and the squares of that. */
+template <int WARPS>
+__device__ __forceinline__ float one_step(Shared<WARPS> &s, const mhc_args &a, const Columns &old, const Coefficients &by,
+                                          const float4 &pre, int token, int h) {
+    uint2 now[4];
+    renew(now, old, by, a.x != nullptr);
+    auto *streams = static_cast<__nv_bfloat16 *>(a.streams_out) + static_cast<int64_t>(token) * 4 * a.hidden + h;
+    if (a.x)
+#pragma unroll
+        for (int i = 0; i < 4; ++i) *reinterpret_cast<uint2 *>(streams + i * a.hidden) = now[i];
+    if (a.mean_out) {
+        float mean[4];
+#pragma unroll
+        for (int c = 0; c < 4; ++c) mean[c] = (((of(now[0], c) + of(now[1], c)) + of(now[2], c)) + of(now[3], c)) * 0.25f;
+        auto *to = static_cast<__nv_bfloat16 *>(a.mean_out) + static_cast<int64_t>(token) * a.hidden + h;
+        *reinterpret_cast<uint2 *>(to) = {pack(mean[0], mean[1]), pack(mean[2], mean[3])};
+    }
+    if (a.pre) {
+        float mixed[4];
+#pragma unroll
+        for (int c = 0; c < 4; ++c)
+            mixed[c] = (pre.x * of(now[0], c) + pre.y * of(now[1], c)) + (pre.z * of(now[2], c) + pre.w * of(now[3], c));
+        now[0] = {pack(mixed[0], mixed[1]), pack(mixed[2], mixed[3])};
+    }
+    s.kept[h / 4] = now[0];
+    float squares = 0.f;
+#pragma unroll
+    for (int c = 0; c < 4; ++c) squares += of(now[0], c) * of(now[0], c);
+    return squares;
+}
+
 template <int WARPS>
 __device__ __forceinline__ void whole_row(Shared<WARPS> &s, const mhc_args &a, int token) {
-    constexpr int THREADS = 32 * WARPS, STEPS = MHC_MOST_HIDDEN / 4 / THREADS;
+    constexpr int THREADS = 32 * WARPS, AT_ONCE = 20 / WARPS; /* steps whose loads are under way together */
     const int tid = static_cast<int>(threadIdx.x);
     const Coefficients by = coefficients(a, token, true);
     const float4 pre = a.pre ? __ldg(reinterpret_cast<const float4 *>(a.pre) + token) : make_float4(1.f, 0.f, 0.f, 0.f);
-    uint2 kept[STEPS];
     float squares = 0.f;
+#pragma unroll 1
+    for (int begin = 4 * tid; begin < a.hidden; begin += 4 * THREADS * AT_ONCE) {
+        Columns old[AT_ONCE];
 #pragma unroll
-    for (int step = 0; step < STEPS; ++step) {
-        const int h = 4 * (step * THREADS + tid);
-        kept[step] = {0, 0};
-        if (h >= a.hidden) continue;
-        uint2 now[4];
-        renew(now, columns(a, token, h, true), by, a.x != nullptr);
-        const int64_t at = static_cast<int64_t>(token) * a.hidden + h;
-        if (a.x)
-#pragma unroll
-            for (int i = 0; i < 4; ++i)
-                *reinterpret_cast<uint2 *>(static_cast<__nv_bfloat16 *>(a.streams_out) + static_cast<int64_t>(token) * 4 * a.hidden +
-                                           i * a.hidden + h) = now[i];
-        float mean[4], mixed[4];
-#pragma unroll
-        for (int c = 0; c < 4; ++c) {
-            mean[c] = (((of(now[0], c) + of(now[1], c)) + of(now[2], c)) + of(now[3], c)) * 0.25f;
-            mixed[c] = (pre.x * of(now[0], c) + pre.y * of(now[1], c)) + (pre.z * of(now[2], c) + pre.w * of(now[3], c));
+        for (int i = 0; i < AT_ONCE; ++i) {
+            const int h = begin + 4 * THREADS * i;
+            old[i] = columns(a, token, h, h < a.hidden);
         }
-        if (a.mean_out)
-            *reinterpret_cast<uint2 *>(static_cast<__nv_bfloat16 *>(a.mean_out) + at) = {pack(mean[0], mean[1]), pack(mean[2], mean[3])};
-        kept[step] = a.pre ? uint2{pack(mixed[0], mixed[1]), pack(mixed[2], mixed[3])} : now[0];
 #pragma unroll
-        for (int c = 0; c < 4; ++c) squares += of(kept[step], c) * of(kept[step], c);
+        for (int i = 0; i < AT_ONCE; ++i) {
+            const int h = begin + 4 * THREADS * i;
+            if (h < a.hidden) squares += one_step(s, a, old[i], by, pre, token, h);
+        }
     }
     float norm = 1.f;
     if (a.weight) {
@@ -181,11 +201,9 @@ __device__ __forceinline__ void whole_row(Shared<WARPS> &s, const mhc_args &a, i
         for (int w = 0; w < WARPS; ++w) sum += s.squares[w];
         norm = rsqrtf(sum / static_cast<float>(a.hidden) + a.norm_eps);
     }
-#pragma unroll
-    for (int step = 0; step < STEPS; ++step) {
-        const int h = 4 * (step * THREADS + tid);
-        if (h >= a.hidden) continue;
-        uint2 value = kept[step];
+#pragma unroll AT_ONCE
+    for (int h = 4 * tid; h < a.hidden; h += 4 * THREADS) {
+        uint2 value = s.kept[h / 4];
         if (a.weight) {
             const uint2 gain = load_four(static_cast<const __nv_bfloat16 *>(a.weight) + h);
             value = {pack(of(value, 0) * norm * of(gain, 0), of(value, 1) * norm * of(gain, 1)),
