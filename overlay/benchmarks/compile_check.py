@@ -42,7 +42,9 @@ CTAS, SM_REGISTERS = 2, 65536
 #: Sparse attention keeps its sums and a part of the query in registers: one CTA of 256 threads; the
 #: form of which two stand on a multiprocessor (PAIR) is held to 128 registers and spills a little,
 #: outside its inner loops.
-ALONE, PAIR, SPILLS_PAIR = "attend.cu", "ELb1E", 320
+ATTEND, PAIR, SPILLS_PAIR = "attend.cu", "ELb1E", 320
+#: The indexer's choice is one CTA of 1024 threads, of which 64 registers are room for one.
+CHOICE = "choose.cu"
 #: Raised when what is kept of a kernel, or how it is read, changes.
 READS = 1
 #: Regular expressions over PTX, and why each is no instruction of ours.
@@ -78,11 +80,12 @@ class Kernel:
     def faults(self) -> list[str]:
         """What is not as it must be."""
         found = [f"holds {text}" for text in self.forbidden]
-        pair = self.file == ALONE and PAIR in self.name
+        pair = self.file == ATTEND and PAIR in self.name
         if self.spill_stores + self.spill_loads > (SPILLS_PAIR if pair else 0):
             found.append(f"spills {self.spill_stores} bytes and loads {self.spill_loads}")
         granted = -(-self.registers // 8) * 8 * self.threads
-        ctas = 1 if self.file == ALONE and not pair else CTAS
+        alone = self.file == CHOICE or (self.file == ATTEND and not pair)
+        ctas = 1 if alone else CTAS
         if self.threads and granted * ctas > SM_REGISTERS:
             found.append(
                 f"{self.registers} registers of {self.threads} threads: {ctas} CTAs need "

@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
 """Builds the CUDA code: ``python3 overlay/csrc/build_cuda.py OUT.so [--arch 121a]``.
 
-A plain shared library with a C interface (exl3/api.h; with --attention, --indexer or --mhc that of the name),
-CUDA's runtime inside: it depends on no Python and no torch. setup.py, compile_check.py and the GPU host's
-scripts use this file.
+A plain shared library with a C interface (exl3/api.h; that of the folder with --attention,
+--indexer or --mhc), CUDA's runtime inside: it depends on no Python and no torch. setup.py,
+compile_check.py and the GPU host's scripts use this file.
 """
 
 from __future__ import annotations
@@ -21,9 +21,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
-EXL3, ATTENTION, INDEXER, MHC = (
-    HERE / name for name in ("exl3", "attention", "indexer", "mhc")
-)
+EXL3, ATTENTION, INDEXER, MHC = (HERE / name for name in ("exl3", "attention", "indexer", "mhc"))
 #: What the sources are written for, as nvcc names it: A100, the 30 series, H100/H200, GB10.
 ARCHITECTURES = ("80", "86", "90a", "121a")
 #: Others that they compile for: the 40 series, the 50 series and RTX PRO 6000.

@@ -213,9 +213,7 @@ class Selection:
 
     def _scores(self, q: Tensor, weights: Tensor, cache: Tensor, rows: Rows, fan: int) -> None:
         if rows.by_library:
-            launch_cuda.scores(
-                q, weights, cache, rows, fan, self.ratio, multiprocessors(q.device)
-            )
+            launch_cuda.scores(q, weights, cache, rows, fan, self.ratio, multiprocessors(q.device))
             return
         tuning, step = self.tuning, rows.step
         group = group_for(step.longest, tuning.group)

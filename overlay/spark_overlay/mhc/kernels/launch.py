@@ -201,9 +201,7 @@ def constants_of_finish(at: plan.TwoLaunches, hidden: int, iterations: int) -> d
 def _by_library(work: Work, numbers: Numbers, at: plan.Cuda) -> None:
     tokens, hidden = work.tokens, work.hidden
     groups = at.groups(tokens)
-    room = work.residual.new_empty(
-        groups * at.shares(hidden) * library.SHARE, dtype=torch.float32
-    )
+    room = work.residual.new_empty(groups * at.shares(hidden) * library.SHARE, dtype=torch.float32)
 
     def address(value: Tensor | None) -> int | None:
         return None if value is None else value.data_ptr()

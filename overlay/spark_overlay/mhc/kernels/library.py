@@ -89,8 +89,8 @@ class Library:
         if status == 1:
             raise ValueError(f"mHC kernels: {said}")
         raise MhcCudaError(
-            f"mHC kernels ({self.path}): {said}. If it says that no kernel image fits, it was built "
-            f"for another GPU: {_BUILD.format(path=self.path)}"
+            f"mHC kernels ({self.path}): {said}. If it says that no kernel image fits, it was "
+            f"built for another GPU: {_BUILD.format(path=self.path)}"
         )
 
 
