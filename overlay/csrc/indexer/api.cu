@@ -88,7 +88,7 @@ EXPORT int indexer_scores(const indexer_step *step, const indexer_scores_args *a
 EXPORT int indexer_choose(const indexer_step *step, const indexer_choose_args *args, void *stream) {
     if (const int status = check(*step)) return status;
     if (const int status = check(*args)) return status;
-    return done(launch_choose(*step, *args, starts_early(), static_cast<cudaStream_t>(stream)), "the indexer's choice");
+    return done(launch_choose(*step, *args, args->early && starts_early(), static_cast<cudaStream_t>(stream)), "the indexer's choice");
 }
 
 } // extern "C"

@@ -68,6 +68,7 @@ typedef struct {
     int64_t final_row;
     int32_t kind, count, fan, size, chosen_count;
     int32_t entries; /* of a row's values, at most */
+    int32_t early;   /* 1: may start while the launch before it ends, where the chip can */
 } indexer_choose_args;
 
 int indexer_abi(void);

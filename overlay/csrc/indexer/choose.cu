@@ -16,7 +16,7 @@ __device__ __forceinline__ void hold(Held<QUADS> &held, const float *values, int
 #pragma unroll
     for (int c = 0; c < QUADS; ++c) {
         const int quad = c * CHOOSERS + static_cast<int>(threadIdx.x);
-        v[c] = 4 * quad < n ? reinterpret_cast<const float4 *>(values)[quad] : make_float4(0.f, 0.f, 0.f, 0.f);
+        v[c] = 4 * quad < n ? read(reinterpret_cast<const float4 *>(values) + quad) : make_float4(0.f, 0.f, 0.f, 0.f);
     }
 #pragma unroll
     for (int c = 0; c < QUADS; ++c)
@@ -32,7 +32,7 @@ __device__ __forceinline__ void gather(Held<QUADS> &held, const Shared &s, const
     for (int c = 0; c < QUADS; ++c) {
         const int place = 4 * (c * CHOOSERS + static_cast<int>(threadIdx.x));
         first[c] = place < picked * fan ? s.blocks[place / fan] * fan + place % fan : entries;
-        v[c] = first[c] < entries ? *reinterpret_cast<const float4 *>(values + first[c]) : make_float4(0.f, 0.f, 0.f, 0.f);
+        v[c] = first[c] < entries ? read(reinterpret_cast<const float4 *>(values + first[c])) : make_float4(0.f, 0.f, 0.f, 0.f);
     }
 #pragma unroll
     for (int c = 0; c < QUADS; ++c) held.quads[c] = keys_of(v[c], first[c] / 4, entries, -1);

@@ -81,8 +81,8 @@ __device__ __forceinline__ void store(const indexer_scores_args &a, int64_t line
     const int column = start + key_of(lane);
     if (column < bound) a.out[line * a.out_row + column] = value;
     const float top = best(value, a.fan);
-    const int place = (lane >> (a.fan == 16 ? 4 : 3)), first = start + place * a.fan;
-    if ((lane & (a.fan - 1)) == 0 && first < bound) a.tops[line * a.tops_row + first / a.fan] = top;
+    const int by = a.fan == 16 ? 4 : 3, first = start + (lane >> by << by);
+    if ((lane & (a.fan - 1)) == 0 && first < bound) a.tops[line * a.tops_row + (first >> by)] = top;
 }
 
 } // namespace indexer

@@ -8,7 +8,7 @@ cudaError_t launch_one_row(const indexer_step &step, const indexer_scores_args &
 
 namespace {
 
-constexpr int ROW_BYTES = HEADS * DIM * 2;
+constexpr int ROW_BYTES = HEADS * DIM * 2, AHEAD = 3;
 
 __device__ __forceinline__ const uint8_t *page_of(const indexer_scores_args &a, const int32_t *table, int start, int bound) {
     const int id = start < bound ? table[start >> shift_of(a)] : -1;
@@ -89,18 +89,24 @@ __global__ void __launch_bounds__(THREADS, CTAS)
 #pragma unroll 1
             for (int row = 0; row < rows; ++row, ++seen_of) {
                 float sums[NT][2] = {};
+                const uint4 *from = heads + row * (2 * STEPS * 32) + lane;
+                uint4 v[AHEAD]; /* asked for AHEAD steps before they are used */
+#pragma unroll
+                for (int s = 0; s < AHEAD; ++s) v[s] = from[s * 32];
 #pragma unroll
                 for (int m = 0; m < 2; ++m) {
+                    const float *w = weights + row * HEADS + 16 * m + g;
+                    const float low = w[0], high = w[8];
                     float acc[NT][4] = {};
-                    const uint4 *from = heads + (row * 2 + m) * STEPS * 32 + lane;
 #pragma unroll
                     for (int s = 0; s < STEPS; ++s) {
-                        const uint4 v = from[s * 32];
+                        const int step_of_row = m * STEPS + s;
+                        const uint4 now = v[step_of_row % AHEAD];
+                        if (step_of_row + AHEAD < 2 * STEPS) v[step_of_row % AHEAD] = from[(step_of_row + AHEAD) * 32];
 #pragma unroll
-                        for (int n = 0; n < NT; ++n) mma(acc[n], v, b[n][s][0], b[n][s][1]);
+                        for (int n = 0; n < NT; ++n) mma(acc[n], now, b[n][s][0], b[n][s][1]);
                     }
-                    const float *w = weights + row * HEADS + 16 * m + g;
-                    add_heads(sums, acc, w[0], w[8]);
+                    add_heads(sums, acc, low, high);
                 }
                 const float value = summed(sums, lane) * by;
                 const int seen = min(seen_of / step.ratio, step.width);
@@ -117,10 +123,10 @@ cudaError_t launch_scores(const indexer_step &step, const indexer_scores_args &a
     if (args.chosen || args.group == 1) return launch_one_row(step, args, stream);
     const dim3 grid(static_cast<unsigned>(step.requests) * args.parts, args.splits);
     const int shared = args.group * (ROW_BYTES + HEADS * static_cast<int>(sizeof(float)));
-    if (shared > 48 * 1024) {
-        const cudaError_t error = cudaFuncSetAttribute(many_rows, cudaFuncAttributeMaxDynamicSharedMemorySize, shared);
-        if (error != cudaSuccess) return error;
-    }
+    cudaError_t error = cudaFuncSetAttribute(many_rows, cudaFuncAttributeMaxDynamicSharedMemorySize, shared);
+    if (error != cudaSuccess) return error;
+    error = cudaFuncSetAttribute(many_rows, cudaFuncAttributePreferredSharedMemoryCarveout, cudaSharedmemCarveoutMaxShared);
+    if (error != cudaSuccess) return error;
     many_rows<<<grid, THREADS, shared, stream>>>(step, args);
     return cudaGetLastError();
 }

@@ -1,8 +1,9 @@
 /* The best of a CTA's values, without sorting them.
  *
  * A value is an integer of the same order (0: none). As many disjoint groups of values as are wanted have
- * their largest at `lo` or above, so every one chosen is there; those are counted by the upper eleven bits
- * of how far above, the bin is found in which the last one lies, and so on within it, at most three times.
+ * their largest at `lo` or above, so every one chosen is there; those are counted in bins of equal width,
+ * and the bin is found in which the last one lies. If that holds a few, they are compared with each other;
+ * else it is cut again, by the upper bits of how far above its least a value lies, at most three times.
  * What is chosen are bits in shared memory, so that places come out in order. */
 #pragma once
 
@@ -29,6 +30,31 @@ __device__ __forceinline__ uint32_t in_order(float value) {
     return value == -INFINITY ? 0u : static_cast<uint32_t>(bits ^ ((bits >> 31) | INT32_MIN));
 }
 
+__device__ __forceinline__ float value_of(uint32_t key) {
+    return __int_as_float(static_cast<int32_t>(key & 0x80000000u ? key ^ 0x80000000u : ~key));
+}
+
+/* Values from `lo` to `hi` cut into BINS, in order. */
+struct Cut {
+    uint32_t lo, hi;
+    int shift;
+    float low, by; /* by 0: bins of 1 << shift keys */
+
+    __device__ __forceinline__ void evenly() {
+        low = value_of(lo);
+        const float wide = value_of(hi) - low;
+        by = wide > 0.f && wide < INFINITY ? (BINS - 1) / wide : 0.f;
+        if (!(by < INFINITY)) by = 0.f;
+        shift = max(0, 21 - __clz(hi - lo));
+    }
+    __device__ __forceinline__ void by_bits() { by = 0.f, shift = max(0, 21 - __clz(hi - lo)); }
+    __device__ __forceinline__ bool holds(uint32_t key) const { return key >= lo && key <= hi; }
+    __device__ __forceinline__ int bin(uint32_t key) const {
+        if (by > 0.f) return min(BINS - 1, static_cast<int>((value_of(key) - low) * by));
+        return static_cast<int>((key - lo) >> shift);
+    }
+};
+
 /* Keys of the four values from 4 * quad on; 0 from `n` on and of the place `apart`. */
 __device__ __forceinline__ uint4 keys_of(float4 v, int quad, int n, int apart) {
     const int i = 4 * quad;
@@ -48,6 +74,15 @@ struct Held {
     }
 };
 
+/* What a launch before this one wrote. */
+__device__ __forceinline__ float4 read(const float4 *at) {
+#ifdef INDEXER_L1
+    return *at;
+#else
+    return __ldcg(at);
+#endif
+}
+
 /* Values that are read each time. */
 struct Streamed {
     const float4 *values;
@@ -60,7 +95,7 @@ struct Streamed {
             float4 v[4];
 #pragma unroll
             for (int c = 0; c < 4; ++c)
-                v[c] = begin + c * CHOOSERS < all ? values[begin + c * CHOOSERS] : make_float4(0.f, 0.f, 0.f, 0.f);
+                v[c] = begin + c * CHOOSERS < all ? read(values + begin + c * CHOOSERS) : make_float4(0.f, 0.f, 0.f, 0.f);
 #pragma unroll
             for (int c = 0; c < 4; ++c) work(begin + c * CHOOSERS, keys_of(v[c], begin + c * CHOOSERS, n, apart));
         }
@@ -129,42 +164,52 @@ __device__ void choose_best(Shared &s, const From &from, int n, int count, int r
     if (lane == 0) s.groups[warp] = group, s.least[warp] = lowest, s.most[warp] = highest;
     __syncthreads();
     if (tid == 0 && extra >= 0) s.bits[extra / 32] = 1u << (extra % 32);
-    uint32_t lo = __reduce_min_sync(ALL, s.groups[lane]), hi = __reduce_max_sync(ALL, s.most[lane]);
-    if (lo == 0) lo = __reduce_min_sync(ALL, s.least[lane]) + 1; /* 0 again, where there is none */
-    int beyond = 0, inside = 0; /* values above hi; from lo to hi */
-    while (hi != 0) {
-        const int shift = max(0, 21 - __clz(hi - lo));
+    Cut cut{__reduce_min_sync(ALL, s.groups[lane]), __reduce_max_sync(ALL, s.most[lane])};
+    if (cut.lo == 0) cut.lo = __reduce_min_sync(ALL, s.least[lane]) + 1; /* 0 again, where there is none */
+    if (cut.hi == 0) {
+        __syncthreads();
+        return;
+    }
+    cut.evenly();
+    int beyond = 0, inside = 0; /* values above the cut; in the bin of the last one chosen */
+    while (true) {
         from.each([&](int, uint4 k) {
             const auto add = [&](uint32_t key) {
-                if (key >= lo && key <= hi) atomicAdd(&s.counts[(key - lo) >> shift], 1u);
+                if (cut.holds(key)) atomicAdd(&s.counts[cut.bin(key)], 1u);
             };
             add(k.x), add(k.y), add(k.z), add(k.w);
         });
         __syncthreads();
         /* Bins from the highest on, two a thread. */
-        const int bin = BINS - 1 - 2 * tid;
-        const uint32_t upper = s.counts[bin], lower = s.counts[bin - 1];
+        const int upper_bin = BINS - 1 - 2 * tid;
+        const uint32_t upper = s.counts[upper_bin], lower = s.counts[upper_bin - 1];
         uint32_t total;
         const uint32_t above = before(s, upper + lower, total);
         const auto need = static_cast<uint32_t>(count - beyond);
         if (above < need && need <= above + upper + lower) {
             const bool first = need <= above + upper;
-            s.bin = first ? bin : bin - 1;
+            s.bin = first ? upper_bin : upper_bin - 1;
             s.beyond = beyond + static_cast<int>(first ? above : above + upper);
             s.inside = static_cast<int>(first ? upper : lower);
         }
-        s.counts[bin] = s.counts[bin - 1] = 0;
+        s.counts[upper_bin] = s.counts[upper_bin - 1] = 0;
         __syncthreads();
-        if (total < need) break; /* fewer than wanted: all */
-        lo += static_cast<uint32_t>(s.bin) << shift;
-        hi = lo + min(hi - lo, (1u << shift) - 1);
-        beyond = s.beyond, inside = s.inside;
-        if (beyond + inside <= room) break;
-        if (inside <= FEW || shift == 0) {
-            const bool few = inside <= FEW;
+        const bool all = total < need; /* fewer than wanted */
+        const int bin = all ? 0 : s.bin;
+        if (!all) beyond = s.beyond, inside = s.inside;
+        const auto above_bin = [&](uint32_t key) { return key > cut.hi || (key >= cut.lo && cut.bin(key) > bin); };
+        const auto in_bin = [&](uint32_t key) { return cut.holds(key) && cut.bin(key) == bin; };
+        if (all || beyond + inside <= room) {
             from.each([&](int quad, uint4 k) {
-                mark(s.bits, quad, nibble(k, [&](uint32_t key) { return key > hi; }));
-                const uint32_t last = nibble(k, [&](uint32_t key) { return key >= lo && key <= hi; });
+                mark(s.bits, quad, nibble(k, [&](uint32_t key) { return above_bin(key) || in_bin(key); }));
+            });
+            break;
+        }
+        const bool few = inside <= FEW;
+        if (few || (cut.by == 0.f && cut.shift == 0)) {
+            from.each([&](int quad, uint4 k) {
+                mark(s.bits, quad, nibble(k, above_bin));
+                const uint32_t last = nibble(k, in_bin);
                 if (!few) mark(s.ties, quad, last);
                 for (uint32_t left = few ? last : 0u; left; left &= left - 1) {
                     const int j = __ffs(left) - 1, at = atomicAdd(&s.listed, 1);
@@ -184,12 +229,26 @@ __device__ void choose_best(Shared &s, const From &from, int n, int count, int r
                 in_turn(s, s.ties, words, [&](int rank, int place) {
                     if (rank < count - beyond) atomicOr(&s.bits[place / 32], 1u << (place % 32));
                 });
-            __syncthreads();
-            return;
+            break;
         }
+        if (cut.by > 0.f) { /* the least and the most in the bin: no other value lies between */
+            uint32_t least = ALL, most = 0;
+            from.each([&](int, uint4 k) {
+                const auto see = [&](uint32_t key) {
+                    if (in_bin(key)) least = min(least, key), most = max(most, key);
+                };
+                see(k.x), see(k.y), see(k.z), see(k.w);
+            });
+            least = __reduce_min_sync(ALL, least), most = __reduce_max_sync(ALL, most);
+            if (lane == 0) s.least[warp] = least, s.most[warp] = most;
+            __syncthreads();
+            cut.lo = __reduce_min_sync(ALL, s.least[lane]), cut.hi = __reduce_max_sync(ALL, s.most[lane]);
+        } else {
+            cut.lo += static_cast<uint32_t>(bin) << cut.shift;
+            cut.hi = cut.lo + min(cut.hi - cut.lo, (1u << cut.shift) - 1);
+        }
+        cut.by_bits();
     }
-    if (hi != 0)
-        from.each([&](int quad, uint4 k) { mark(s.bits, quad, nibble(k, [&](uint32_t key) { return key >= lo; })); });
     __syncthreads();
 }
 

@@ -220,3 +220,5 @@ inline float __ldcg(const float *at) { return *at; }
 inline void __stcg(float *at, float value) { *at = value; }
 inline float __expf(float x) { return std::exp(x); }
 inline float rsqrtf(float x) { return 1.f / std::sqrt(x); }
+inline float __int_as_float(int32_t bits) { return __uint_as_float(static_cast<uint32_t>(bits)); }
+inline float4 __ldcg(const float4 *at) { return *at; }

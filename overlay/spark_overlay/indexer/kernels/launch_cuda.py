@@ -14,8 +14,10 @@ from spark_overlay.indexer.kernels.library import ChooseArgs, ScoresArgs, StepAr
 if TYPE_CHECKING:
     from spark_overlay.indexer.kernels.launch import Candidates, Rows
 
-KEYS, WARPS, CTAS = 32, 4, 3  # keys of a warp, warps of a CTA, CTAs of a multiprocessor
+#: Keys of a warp, warps of a CTA; CTAs that a multiprocessor holds at once, and of candidates.
+KEYS, WARPS, CTAS, CANDIDATE_CTAS = 32, 4, 3, 2
 POSITIONS_MOST = 512
+EARLY = True
 CANDIDATE_SIZE = 8
 
 
@@ -68,7 +70,8 @@ def scores(
     parts = -(-longest // group)
     if candidates is not None:
         width = candidates.chosen.shape[1] * candidates.size
-    wanted = CTAS * multiprocessors // (requests * parts)
+    ctas = CTAS if candidates is None else CANDIDATE_CTAS
+    wanted = ctas * multiprocessors // (requests * parts)
     splits = max(1, min(wanted, -(-width // (KEYS * WARPS)), 65535))
     args = ScoresArgs(
         q=q.data_ptr(),
@@ -119,6 +122,7 @@ def choose(
         fan=fan,
         size=1 if candidates is None else candidates.size,
         entries=entries,
+        early=EARLY,
     )
     if candidates is not None:
         args.chosen, args.chosen_row = candidates.chosen.data_ptr(), candidates.chosen.stride(0)

@@ -87,6 +87,7 @@ class ChooseArgs(ctypes.Structure):
         ("size", c_int32),
         ("chosen_count", c_int32),
         ("entries", c_int32),
+        ("early", c_int32),
     )
 
 
