@@ -6,6 +6,7 @@
 One row: one layer's indexer for one step: scores, candidate blocks, choice. ``plain`` is a layer
 without candidates, ``write`` layer 20, ``limited`` one of 24 to 36.
 
+by       CUDA, where the library is, else Triton.
 us       median of RUNS replays of a CUDA graph that holds calls over several sets of keys, one
          after the other, by the number of calls (SETS_BYTES of keys before one is read again).
 floor    the larger of: the bytes of the keys it must read (each request's once; limited: each
@@ -90,12 +91,21 @@ class Bench:
         scored = made.BLOCKS * made.SIZE if limited else width
         used = sizes.plan(scored, fan)
         rows = min(rows, self.workspace.numel() // used.numbers)
-        held = launch.Rows(one.step, 0, rows, width, *self.layer._parts(used, rows))
+        by_library = self.by_library(one)
+        held = launch.Rows(
+            one.step, 0, rows, width, *self.layer._parts(used, rows), by_library=by_library
+        )
         given = (one.q.view(torch.uint8), one.weights, one.cache, held)
         if limited:
             candidates = launch.Candidates(one.chosen, made.SIZE, False)
             return lambda: self.layer._candidate_scores(*given, candidates, fan)
         return lambda: self.layer._scores(*given, fan)
+
+    def by_library(self, one: Inputs) -> bool:
+        from spark_overlay.indexer.kernels import launch_cuda
+
+        fan = self.layer.tuning.fan
+        return launch_cuda.serves(one.q, one.cache, one.step.bound, made.COUNT, fan, None)
 
     def floor(self, shape: Shape, kind: str) -> tuple[float, str]:
         """us, and what decides it."""
@@ -118,6 +128,7 @@ class Bench:
         floor, of = self.floor(shape, kind)
         values: Values = {
             "us": round(statistics.median(us), 2),
+            "by": "CUDA" if self.by_library(one=sets[0]) else "Triton",
             "us_least": round(min(us), 2),
             "us_most": round(max(us), 2),
             "floor_us": round(floor, 2),

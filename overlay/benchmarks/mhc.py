@@ -6,7 +6,7 @@
 fused    one sublayer's write-back and the next one's read, for N rows; ``read``: without the first.
 us       median of RUNS replays of a CUDA graph of 48 calls (6 from 1024 rows on), each with other
          weights (94 MB, so that L2 holds none) and other rows, by their number: device time with a
-         graph's gaps. ``launches``: kernels of a call.
+         graph's gaps. ``launches``: kernels of a call; ``by``: whose they are.
 floor_us bytes that must be moved, by the bandwidth of a copy in the same run; ``share`` of it.
 off      largest relative RMS error of an output against float64, among bf16 and float32 ones.
 tilelang vLLM's call on the same inputs; ``ratio`` its us by ours. ``tilelang_dg``: fused with
@@ -36,7 +36,7 @@ import timing  # noqa: E402
 Call = Callable[[], Any]
 Values = dict[str, Any]
 HIDDEN = 5120
-ROWS = (1, 4, 6, 12, 16, 17, 32, 33, 64, 256, 2048)
+ROWS = (1, 4, 6, 8, 12, 16, 17, 32, 33, 64, 256, 2048)
 #: Up to here vLLM's fused kernel asks no DeepGEMM.
 SAME = 32
 
@@ -108,6 +108,29 @@ def off(one: Any, found: Sequence[Any], write_back: bool) -> tuple[float, float]
     return worst[2], worst[4]
 
 
+def by_library(rows: int) -> bool:
+    from spark_overlay.mhc import plan
+    from spark_overlay.mhc.kernels import library
+
+    return rows <= plan.ONE_LAUNCH and plan.cuda(rows, HIDDEN) is not None and library.present()
+
+
+def compile_peers(counts: Sequence[int]) -> None:
+    """Each of vLLM's calls once: its kernels are compiled, and kept for the run that is timed."""
+    import torch
+    from gpu import mhc_cases as cases
+
+    n = cases.NUMBERS
+    numbers = (n.rms_eps, n.pre_eps, n.sinkhorn_eps, n.post_gain, n.iterations)
+    for count in counts:
+        one = cases.draw(count, HIDDEN, 1).to("cuda")
+        for call, deep_gemm in theirs().values():
+            deep_gemm()
+            fused(call["fused"], one, numbers, n.norm_eps)
+            read(call["read"], one, numbers, n.norm_eps)
+    torch.cuda.synchronize()
+
+
 def rows_of(bench: Bench, counts: Sequence[int]) -> Iterator[tuple[str, bool, Values]]:
     from gpu import mhc_cases as cases
 
@@ -134,6 +157,7 @@ def rows_of(bench: Bench, counts: Sequence[int]) -> Iterator[tuple[str, bool, Va
             floor = nbytes(count) / bench.copy * 1e6
             values = {
                 "us": round(us, 2),
+                "by": "CUDA" if by_library(count) else "Triton",
                 "launches": 1 if count <= plan.ONE_LAUNCH else 2,
                 "floor_us": round(floor, 2),
                 "share": round(floor / us, 3),
@@ -177,11 +201,15 @@ def main() -> int:
     options.add_argument("--json", type=Path, help="where the result goes")
     options.add_argument("--quick", action="store_true", help="three replays each")
     options.add_argument("--peer", action="store_true", help="vLLM's kernels too (minutes)")
+    options.add_argument("--compile", action="store_true", help="vLLM's kernels, and time nothing")
     options.add_argument("--rows", type=int, nargs="*", default=ROWS)
     options.add_argument("--commit", help="where git cannot say it")
     given = options.parse_args()
     from gpu import run as gpu_run
 
+    if given.compile:
+        compile_peers(given.rows)
+        return 0
     began = last = time.perf_counter()
     bench = Bench(3 if given.quick else 7, given.peer)
     result = gpu_run.host(given.commit or gpu_run.commit_here(), "cuda")
