@@ -105,7 +105,8 @@ class Bench:
         from spark_overlay.indexer.kernels import launch_cuda
 
         fan = self.layer.tuning.fan
-        return launch_cuda.serves(one.q, one.cache, one.step.bound, made.COUNT, fan, None)
+        step = one.step
+        return launch_cuda.serves(one.q, one.cache, step, step.bound, made.COUNT, fan, None)
 
     def floor(self, shape: Shape, kind: str) -> tuple[float, str]:
         """us, and what decides it."""

@@ -29,7 +29,9 @@ pytestmark = pytest.mark.rehearsal
 ROOT = Path(__file__).resolve().parents[2]
 COUNT, BLOCKS, SIZE = 512, 2048, 8
 #: What no compiler of the host knows: launches, to the end of a file, and an array of any size.
-LAUNCHES = r"(template <[^>]*>\n)?cudaError_t launch\w*\(const \w+ &\w+(, const \w+ &\w+)?[^;{]*\{.*"
+LAUNCHES = (
+    r"(template <[^>]*>\n)?cudaError_t launch\w*\(const \w+ &\w+(, const \w+ &\w+)?[^;{]*\{.*"
+)
 SHARED = "extern __shared__ __align__(16) uint8_t memory[];"
 ROOM = "alignas(16) static uint8_t memory[8 * (32 * 128 * 2 + 32 * 4)];"
 
@@ -65,9 +67,7 @@ def emulate(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
             patch.setattr(library, "load", lambda loaded=loaded: loaded)
         patch.setattr(launch_cuda, "serves", lambda *_: True)
         patch.setattr(torch.cuda, "device", lambda _: contextlib.nullcontext())
-        patch.setattr(
-            torch.cuda, "current_stream", lambda *_: SimpleNamespace(cuda_stream=0)
-        )
+        patch.setattr(torch.cuda, "current_stream", lambda *_: SimpleNamespace(cuda_stream=0))
         yield None
 
 

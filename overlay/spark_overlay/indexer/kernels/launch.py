@@ -169,7 +169,7 @@ class Selection:
             else:
                 fan = candidates.size
         by_library = self.tuning.library and launch_cuda.serves(
-            q, cache, width, self.count, fan, candidates
+            q, cache, step, width, self.count, fan, candidates
         )
         used = plan(scored, fan)
         at_once = self.workspace.numel() // used.numbers

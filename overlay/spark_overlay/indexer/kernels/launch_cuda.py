@@ -12,7 +12,7 @@ from spark_overlay.indexer.kernels import library, select
 from spark_overlay.indexer.kernels.library import ChooseArgs, ScoresArgs, StepArgs
 
 if TYPE_CHECKING:
-    from spark_overlay.indexer.kernels.launch import Candidates, Rows
+    from spark_overlay.indexer.kernels.launch import Candidates, Rows, Step
 
 #: Keys of a warp, warps of a CTA; CTAs that a multiprocessor holds at once, and of candidates.
 KEYS, WARPS, CTAS, CANDIDATE_CTAS = 32, 4, 3, 2
@@ -22,9 +22,22 @@ CANDIDATE_SIZE = 8
 
 
 def serves(
-    q: Tensor, cache: Tensor, width: int, count: int, fan: int, candidates: Candidates | None
+    q: Tensor,
+    cache: Tensor,
+    step: Step,
+    width: int,
+    count: int,
+    fan: int,
+    candidates: Candidates | None,
 ) -> bool:
     """Whether the library computes such a call: of ``fan`` scores the best is written."""
+    if not (q.is_cuda and library.present()) or q.shape[1] != library.HEADS or fan not in (8, 16):
+        return False
+    numbers = [step.request, step.starts, step.lengths, step.table]
+    if candidates is not None:
+        numbers.append(candidates.chosen)
+    if any(one.dtype != torch.int32 or one.stride(-1) != 1 for one in numbers):
+        return False
     states = cache.shape[1]
     pages = states >= KEYS and states & (states - 1) == 0
     aligned = not (cache.data_ptr() % 16 or cache.stride(0) % 16 or q.data_ptr() % 16)
@@ -33,8 +46,7 @@ def serves(
         most = candidates.chosen.shape[1]
         few = few and candidates.size == CANDIDATE_SIZE and most <= library.MOST_CHOSEN
         few = few and -(-width // CANDIDATE_SIZE) <= library.MOST_ENTRIES
-    here = q.is_cuda and library.present()
-    return here and pages and aligned and few and q.shape[1] == library.HEADS and fan in (8, 16)
+    return pages and aligned and few
 
 
 def step_of(rows: Rows, ratio: int) -> StepArgs:
