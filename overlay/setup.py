@@ -1,5 +1,5 @@
 """Builds the native libraries beside what pyproject.toml says: Engram's row store by a C++
-compiler, the CUDA kernels (EXL3, attention, the indexer, mHC) by nvcc for this machine's GPU or
+compiler, the CUDA kernels (EXL3, attention, the indexer) by nvcc for this machine's GPU or
 for those that SPARK_CUDA_ARCH names.
 
 Without the compiler the overlay installs all the same; serving then says what is missing.
@@ -39,7 +39,7 @@ CUDA = {
         build_cuda.sources(folder),
         build_cuda.headers(folder),
     )
-    for folder in (build_cuda.EXL3, build_cuda.ATTENTION, build_cuda.INDEXER, build_cuda.MHC)
+    for folder in (build_cuda.EXL3, build_cuda.ATTENTION, build_cuda.INDEXER)
 }
 
 

@@ -6,7 +6,8 @@
 One row: one layer's indexer for one step: scores, candidate blocks, choice. ``plain`` is a layer
 without candidates, ``write`` layer 20, ``limited`` one of 24 to 36.
 
-by       CUDA, where the library is, else Triton.
+by       CUDA, where the library is, else Triton; ``triton``: by Triton all the same, ``mixed``: its
+         scores with the library's choice.
 us       median of RUNS replays of a CUDA graph that holds calls over several sets of keys, one
          after the other, by the number of calls (SETS_BYTES of keys before one is read again).
 floor    the larger of: the bytes of the keys it must read (each request's once; limited: each
@@ -63,7 +64,7 @@ class Bench:
     def __init__(self) -> None:
         import torch
 
-        from spark_overlay.indexer.kernels.launch import Selection
+        from spark_overlay.indexer.kernels.launch import Selection, with_tuning
 
         self.copy = timing.copy_ceiling()
         device = torch.cuda.get_device_name()
@@ -71,14 +72,20 @@ class Bench:
         self.stock = importlib.util.find_spec("vllm") is not None
         self.workspace = torch.empty(256 << 18, dtype=torch.int32, device="cuda")
         self.layer = Selection(1, made.COUNT, self.workspace)
+        #: The same launches by Triton alone, and its scores with the library's choice.
+        self.others = {
+            "triton": with_tuning(self.layer, library=False),
+            "mixed": with_tuning(self.layer, library_rows=0),
+        }
 
-    def ours(self, one: Inputs, kind: str) -> Callable[[], Any]:
+    def ours(self, one: Inputs, kind: str, layer: Any = None) -> Callable[[], Any]:
         from spark_overlay.indexer.kernels.launch import Candidates
 
         candidates = None
         if kind != "plain":
             candidates = Candidates(one.chosen, made.SIZE, kind == "write")
-        return lambda: self.layer(one.q, one.weights, one.cache, one.step, one.final, candidates)
+        layer = layer or self.layer
+        return lambda: layer(one.q, one.weights, one.cache, one.step, one.final, candidates)
 
     def scores(self, one: Inputs, kind: str) -> Callable[[], Any]:
         """The scoring launch alone."""
@@ -91,10 +98,8 @@ class Bench:
         scored = made.BLOCKS * made.SIZE if limited else width
         used = sizes.plan(scored, fan)
         rows = min(rows, self.workspace.numel() // used.numbers)
-        by_library = self.by_library(one)
-        held = launch.Rows(
-            one.step, 0, rows, width, *self.layer._parts(used, rows), by_library=by_library
-        )
+        by = self.by_library(one)
+        held = launch.Rows(one.step, 0, rows, width, *self.layer._parts(used, rows), by, by)
         given = (one.q.view(torch.uint8), one.weights, one.cache, held)
         if limited:
             candidates = launch.Candidates(one.chosen, made.SIZE, False)
@@ -141,6 +146,10 @@ class Bench:
                 "scores_us": round(alone, 2),
                 "scores_share_of_floor": round(floor / alone, 3),
             }
+        if kind == "plain" and self.by_library(sets[0]):
+            for name, layer in self.others.items():
+                other = timing.graph_us([self.ours(one, kind, layer) for one in sets])
+                values[f"{name}_us"] = round(statistics.median(other), 2)
         sets[0].final.fill_(99)
         self.ours(sets[0], kind)()
         mine = sets[0].final.clone()

@@ -6,7 +6,7 @@
 fused    one sublayer's write-back and the next one's read, for N rows; ``read``: without the first.
 us       median of RUNS replays of a CUDA graph of 48 calls (6 from 1024 rows on), each with other
          weights (94 MB, so that L2 holds none) and other rows, by their number: device time with a
-         graph's gaps. ``launches``: kernels of a call; ``by``: whose they are.
+         graph's gaps. ``launches``: kernels of a call.
 floor_us bytes that must be moved, by the bandwidth of a copy in the same run; ``share`` of it.
 off      largest relative RMS error of an output against float64, among bf16 and float32 ones.
 tilelang vLLM's call on the same inputs; ``ratio`` its us by ours. ``tilelang_dg``: fused with
@@ -108,13 +108,6 @@ def off(one: Any, found: Sequence[Any], write_back: bool) -> tuple[float, float]
     return worst[2], worst[4]
 
 
-def by_library(rows: int) -> bool:
-    from spark_overlay.mhc import plan
-    from spark_overlay.mhc.kernels import library
-
-    return rows <= plan.ONE_LAUNCH and plan.cuda(rows, HIDDEN) is not None and library.present()
-
-
 def compile_peers(counts: Sequence[int]) -> None:
     """Each of vLLM's calls once: its kernels are compiled, and kept for the run that is timed."""
     import torch
@@ -157,7 +150,6 @@ def rows_of(bench: Bench, counts: Sequence[int]) -> Iterator[tuple[str, bool, Va
             floor = nbytes(count) / bench.copy * 1e6
             values = {
                 "us": round(us, 2),
-                "by": "CUDA" if by_library(count) else "Triton",
                 "launches": 1 if count <= plan.ONE_LAUNCH else 2,
                 "floor_us": round(floor, 2),
                 "share": round(floor / us, 3),

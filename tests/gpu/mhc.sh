@@ -6,7 +6,6 @@ cd -- "$(dirname -- "$0")/../.." || exit
 : "${OUT:?a folder for the results}"
 LIMIT=${LIMIT:-120} began=$SECONDS
 export PYTHONUNBUFFERED=1
-. tests/gpu/libraries.sh
 left() { echo $((LIMIT - (SECONDS - began) > 3 ? LIMIT - (SECONDS - began) : 3)); }
 part() { # NAME MOST COMMAND…: with what is left of LIMIT, MOST at most
     local name=$1 most=$2 left
@@ -25,7 +24,6 @@ if python3 -c 'import vllm' >/dev/null 2>&1; then
         compiling+=($!)
     done
 fi
-libraries mhc || exit
 part inserts 40 python3 overlay/benchmarks/inserts.py "${peer[@]}" --quick \
     --commit "${COMMIT:-unknown}" --json "$OUT/inserts.json"
 wait "${compiling[@]}"

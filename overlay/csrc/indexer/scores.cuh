@@ -16,10 +16,7 @@
 namespace indexer {
 
 constexpr int THREADS = 128, WARPS = THREADS / 32, DIM = 128, HEADS = INDEXER_HEADS, KEYS = 32, NT = KEYS / 8, STEPS = 8;
-#ifndef INDEXER_CTAS
-#define INDEXER_CTAS 3
-#endif
-constexpr int CTAS = INDEXER_CTAS; /* on a multiprocessor at once */
+constexpr int CTAS = 3, MANY_CTAS = 2; /* on a multiprocessor at once, of one row and of many */
 constexpr float UNDO = 65536.f;
 
 /* Codes 1 and 3 of a word, codes 0 and 2. */

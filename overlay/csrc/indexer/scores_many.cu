@@ -8,7 +8,7 @@ cudaError_t launch_one_row(const indexer_step &step, const indexer_scores_args &
 
 namespace {
 
-constexpr int ROW_BYTES = HEADS * DIM * 2, AHEAD = 3;
+constexpr int ROW_BYTES = HEADS * DIM * 2;
 
 __device__ __forceinline__ const uint8_t *page_of(const indexer_scores_args &a, const int32_t *table, int start, int bound) {
     const int id = start < bound ? table[start >> shift_of(a)] : -1;
@@ -45,12 +45,13 @@ __device__ __forceinline__ void take_heads(const indexer_scores_args &a, uint32_
         weights[i] = a.weights[first * static_cast<int64_t>(HEADS) + i] * UNDO;
 }
 
-__global__ void __launch_bounds__(THREADS, CTAS)
+__global__ void __launch_bounds__(THREADS, MANY_CTAS)
     many_rows(const __grid_constant__ indexer_step step, const __grid_constant__ indexer_scores_args a) {
     extern __shared__ __align__(16) uint8_t memory[];
     let_next_start();
     auto *heads = reinterpret_cast<uint4 *>(memory);
     auto *weights = reinterpret_cast<float *>(memory + a.group * ROW_BYTES);
+    __shared__ int seen[INDEXER_MOST_ROWS];
     const int lane = static_cast<int>(threadIdx.x) & 31, g = lane >> 2;
     const int part = static_cast<int>(blockIdx.x) % a.parts, owner = static_cast<int>(blockIdx.x) / a.parts;
     const int begin = max(step.starts[owner], step.first_row), end = step.starts[owner + 1], length = step.lengths[owner];
@@ -69,6 +70,8 @@ __global__ void __launch_bounds__(THREADS, CTAS)
         load(a, raw, scale, page, start, lane);
         __syncthreads(); /* those before are done with the heads */
         take_heads(a, reinterpret_cast<uint32_t *>(heads), weights, first, rows);
+        if (static_cast<int>(threadIdx.x) < rows)
+            seen[threadIdx.x] = visible(step, length, end, first + static_cast<int>(threadIdx.x));
         __syncthreads();
         const uint8_t *later = page_of(a, table, start + stride, bound);
         for (; start < bound; start += stride) {
@@ -85,33 +88,25 @@ __global__ void __launch_bounds__(THREADS, CTAS)
             page = later;
             load(a, raw, scale, page, start + stride, lane);
             later = page_of(a, table, start + 2 * stride, bound);
-            int seen_of = length - end + first + 1; /* keys that a row sees, before the ratio and the width */
 #pragma unroll 1
-            for (int row = 0; row < rows; ++row, ++seen_of) {
-                float sums[NT][2] = {};
+            for (int row = 0; row < rows; ++row) {
                 const uint4 *from = heads + row * (2 * STEPS * 32) + lane;
-                uint4 v[AHEAD]; /* asked for AHEAD steps before they are used */
+                const float *w = weights + row * HEADS + g;
+                float acc[2][NT][4] = {}; /* of both halves of the heads: each waits for itself alone */
 #pragma unroll
-                for (int s = 0; s < AHEAD; ++s) v[s] = from[s * 32];
+                for (int s = 0; s < STEPS; ++s)
 #pragma unroll
-                for (int m = 0; m < 2; ++m) {
-                    const float *w = weights + row * HEADS + 16 * m + g;
-                    const float low = w[0], high = w[8];
-                    float acc[NT][4] = {};
+                    for (int m = 0; m < 2; ++m) {
+                        const uint4 v = from[(m * STEPS + s) * 32];
 #pragma unroll
-                    for (int s = 0; s < STEPS; ++s) {
-                        const int step_of_row = m * STEPS + s;
-                        const uint4 now = v[step_of_row % AHEAD];
-                        if (step_of_row + AHEAD < 2 * STEPS) v[step_of_row % AHEAD] = from[(step_of_row + AHEAD) * 32];
-#pragma unroll
-                        for (int n = 0; n < NT; ++n) mma(acc[n], now, b[n][s][0], b[n][s][1]);
+                        for (int n = 0; n < NT; ++n) mma(acc[m][n], v, b[n][s][0], b[n][s][1]);
                     }
-                    add_heads(sums, acc, low, high);
-                }
+                float sums[NT][2] = {};
+#pragma unroll
+                for (int m = 0; m < 2; ++m) add_heads(sums, acc[m], w[16 * m], w[16 * m + 8]);
                 const float value = summed(sums, lane) * by;
-                const int seen = min(seen_of / step.ratio, step.width);
                 store(a, first + row - step.first_row, start, bound,
-                      there && start + key_of(lane) < seen ? value : -INFINITY, lane);
+                      there && start + key_of(lane) < seen[row] ? value : -INFINITY, lane);
             }
         }
     }

@@ -51,40 +51,30 @@ __device__ __forceinline__ Place<CANDIDATES> place_of(const indexer_scores_args 
     return found;
 }
 
-/* What a thread copied for itself: nobody else reads it, so nobody waits for another thread. */
-struct Slot {
-    uint4 raw[NT][2][THREADS];
-    float scale[THREADS]; /* negative: no such key */
-};
-
 template <bool CANDIDATES>
-__device__ __forceinline__ void fetch(Slot &slot, const Place<CANDIDATES> &at, int seen) {
-    const int tid = static_cast<int>(threadIdx.x), lane = tid & 31;
-#pragma unroll
-    for (int n = 0; n < NT; ++n) {
-        const uint8_t *keys = at.keys[CANDIDATES ? n : 0];
-        if (!keys) continue; /* what lies there is multiplied, and not shown */
+__device__ __forceinline__ void load(uint4 (&raw)[2], const Place<CANDIDATES> &at, int n, int lane) {
+    const uint8_t *keys = at.keys[CANDIDATES ? n : 0];
+    raw[0] = raw[1] = make_uint4(0, 0, 0, 0);
+    if (keys) {
         const uint8_t *key = keys + ((CANDIDATES ? 0 : 8 * n) + (lane >> 2)) * DIM + (lane & 3) * 16;
-        copy16(&slot.raw[n][0][tid], key), copy16(&slot.raw[n][1][tid], key + 64);
+        raw[0] = load16(key), raw[1] = load16(key + 64);
     }
-    if (at.scale && at.position < seen)
-        copy4(&slot.scale[tid], at.scale);
-    else
-        slot.scale[tid] = -1.f;
-    copy_commit();
 }
 
-template <bool CANDIDATES, int SLOTS>
+template <bool CANDIDATES>
+__device__ __forceinline__ float scale_of(const Place<CANDIDATES> &at) {
+    return at.scale ? __ldg(at.scale) : 0.f;
+}
+
+template <bool CANDIDATES>
 __global__ void __launch_bounds__(THREADS, CANDIDATES ? 2 : CTAS)
     one_row(const __grid_constant__ indexer_step step, const __grid_constant__ indexer_scores_args a) {
-    extern __shared__ __align__(16) uint8_t memory[];
-    auto *slots = reinterpret_cast<Slot *>(memory);
     let_next_start();
-    const int tid = static_cast<int>(threadIdx.x), lane = tid & 31, g = lane >> 2, t = lane & 3;
+    const int lane = static_cast<int>(threadIdx.x) & 31, g = lane >> 2, t = lane & 3;
     const int part = static_cast<int>(blockIdx.x) % a.parts, owner = static_cast<int>(blockIdx.x) / a.parts;
     const int begin = step.starts[owner], end = step.starts[owner + 1], length = step.lengths[owner];
-    const int worker = static_cast<int>(blockIdx.y) * WARPS + (tid >> 5);
-    const int stride = static_cast<int>(gridDim.y) * WARPS * KEYS;
+    const int worker = static_cast<int>(blockIdx.y) * WARPS + (static_cast<int>(threadIdx.x) >> 5);
+    const int workers = static_cast<int>(gridDim.y) * WARPS;
     const int32_t *table = a.table + owner * a.table_row;
     for (int row = begin + part; row < min(end, step.rows); row += a.parts) {
         if (row < step.first_row) continue;
@@ -105,13 +95,14 @@ __global__ void __launch_bounds__(THREADS, CANDIDATES ? 2 : CTAS)
                 codes[m][up][0] = load16(q + head * DIM), codes[m][up][1] = load16(q + head * DIM + 64);
                 weight[m][up] = a.weights[row * static_cast<int64_t>(HEADS) + head] * UNDO;
             }
-        int ids[SLOTS];
+        const int stride = workers * KEYS;
+        const int first_id = CANDIDATES ? -1 : id_of(a, table, start, bound);
+        int next_id = CANDIDATES ? -1 : id_of(a, table, start + stride, bound);
+        Place<CANDIDATES> at = place_of<CANDIDATES>(a, table, picks, first_id, start, bound, lane);
+        uint4 raw[NT][2];
 #pragma unroll
-        for (int i = 0; i < SLOTS; ++i) ids[i] = CANDIDATES ? -1 : id_of(a, table, start + i * stride, bound);
-#pragma unroll
-        for (int i = 0; i < SLOTS; ++i)
-            fetch(slots[i], place_of<CANDIDATES>(a, table, picks, ids[i], start + i * stride, bound, lane), seen);
-        int next_id = CANDIDATES ? -1 : id_of(a, table, start + SLOTS * stride, bound), slot = 0;
+        for (int n = 0; n < NT; ++n) load(raw[n], at, n, lane);
+        float scale = scale_of(at);
         uint4 heads[2][STEPS];
 #pragma unroll
         for (int m = 0; m < 2; ++m)
@@ -121,15 +112,10 @@ __global__ void __launch_bounds__(THREADS, CANDIDATES ? 2 : CTAS)
                 heads[m][s] = make_uint4(odd(v), odd(w), even(v), even(w));
             }
         for (; start < bound; start += stride) {
-            copy_wait<SLOTS - 1>();
-            uint4 raw[NT][2];
-#pragma unroll
-            for (int n = 0; n < NT; ++n) raw[n][0] = slots[slot].raw[n][0][tid], raw[n][1] = slots[slot].raw[n][1][tid];
-            const float scale = slots[slot].scale[tid];
-            const int later = start + SLOTS * stride;
-            fetch(slots[slot], place_of<CANDIDATES>(a, table, picks, next_id, later, bound, lane), seen);
-            if (!CANDIDATES) next_id = id_of(a, table, later + stride, bound);
-            slot = slot + 1 == SLOTS ? 0 : slot + 1;
+            const bool shown = at.scale && at.position < seen;
+            const float by = scale;
+            at = place_of<CANDIDATES>(a, table, picks, next_id, start + stride, bound, lane);
+            if (!CANDIDATES) next_id = id_of(a, table, start + 2 * stride, bound);
             float sums[NT][2] = {};
 #pragma unroll
             for (int pair = 0; pair < NT; pair += 2) {
@@ -143,40 +129,32 @@ __global__ void __launch_bounds__(THREADS, CANDIDATES ? 2 : CTAS)
                         mma(acc[1][n], heads[1][s], b0, b1);
                     }
 #pragma unroll
-                for (int n = 0; n < 2; ++n)
+                for (int n = 0; n < 2; ++n) {
+                    load(raw[pair + n], at, pair + n, lane);
 #pragma unroll
                     for (int m = 0; m < 2; ++m)
 #pragma unroll
                         for (int c = 0; c < 2; ++c)
                             sums[pair + n][c] += weight[m][0] * fmaxf(acc[m][n][c], 0.f) +
                                                  weight[m][1] * fmaxf(acc[m][n][c + 2], 0.f);
+                }
             }
-            const float value = summed(sums, lane) * scale;
-            store(a, line, start, bound, scale >= 0.f ? value : -INFINITY, lane);
+            scale = scale_of(at);
+            const float value = summed(sums, lane) * by;
+            store(a, line, start, bound, shown ? value : -INFINITY, lane);
         }
-        copy_wait<0>();
     }
-}
-
-template <bool CANDIDATES, int SLOTS>
-cudaError_t launch(const indexer_step &step, const indexer_scores_args &args, cudaStream_t stream) {
-    const auto kernel = one_row<CANDIDATES, SLOTS>;
-    const int shared = SLOTS * static_cast<int>(sizeof(Slot));
-    cudaError_t error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, shared);
-    if (error != cudaSuccess) return error;
-    error = cudaFuncSetAttribute(kernel, cudaFuncAttributePreferredSharedMemoryCarveout, cudaSharedmemCarveoutMaxShared);
-    if (error != cudaSuccess) return error;
-    kernel<<<dim3(static_cast<unsigned>(step.requests) * args.parts, args.splits), THREADS, shared, stream>>>(step, args);
-    return cudaGetLastError();
 }
 
 } // namespace
 
 cudaError_t launch_one_row(const indexer_step &step, const indexer_scores_args &args, cudaStream_t stream) {
-#ifndef INDEXER_SLOTS
-#define INDEXER_SLOTS 3
-#endif
-    return args.chosen ? launch<true, INDEXER_SLOTS>(step, args, stream) : launch<false, INDEXER_SLOTS>(step, args, stream);
+    const dim3 grid(static_cast<unsigned>(step.requests) * args.parts, args.splits);
+    if (args.chosen)
+        one_row<true><<<grid, THREADS, 0, stream>>>(step, args);
+    else
+        one_row<false><<<grid, THREADS, 0, stream>>>(step, args);
+    return cudaGetLastError();
 }
 
 } // namespace indexer

@@ -1,10 +1,10 @@
 /* The best of a CTA's values, without sorting them.
  *
- * A value is an integer of the same order (0: none). As many disjoint groups of values as are wanted have
- * their largest at `lo` or above, so every one chosen is there; those are counted in bins of equal width,
- * and the bin is found in which the last one lies. If that holds a few, they are compared with each other;
- * else it is cut again, by the upper bits of how far above its least a value lies, at most three times.
- * What is chosen are bits in shared memory, so that places come out in order. */
+ * A value is an integer of the same order. As many disjoint groups of values as are wanted have their
+ * largest at `lo` or above, so every one chosen is there; those are counted by the upper eleven bits of how
+ * far above, the bin is found in which the last one lies, and so on within it, at most three times. What is
+ * chosen are bits in shared memory, so that places come out in order. One CTA's instructions are what it
+ * takes, so a value costs few of them. */
 #pragma once
 
 #include <cstdint>
@@ -12,7 +12,7 @@
 namespace indexer {
 
 constexpr int CHOOSERS = 1024, BINS = 2048, FEW = 256, MOST_WORDS = 4096, ROOM = 1024;
-constexpr uint32_t ALL = 0xffffffffu;
+constexpr uint32_t ALL = 0xffffffffu, NONE = 0x007fffffu; /* the key of -inf; every number's is more */
 
 struct Shared {
     uint32_t counts[BINS];
@@ -24,42 +24,30 @@ struct Shared {
     int32_t bin, beyond, inside, listed;
 };
 
-/* float32 -> uint32 of the same order: zeros are equal, -inf is 0, every number more. */
-__device__ __forceinline__ uint32_t in_order(float value) {
-    const int32_t bits = value == 0.f ? 0 : __float_as_int(value);
-    return value == -INFINITY ? 0u : static_cast<uint32_t>(bits ^ ((bits >> 31) | INT32_MIN));
-}
-
-__device__ __forceinline__ float value_of(uint32_t key) {
-    return __int_as_float(static_cast<int32_t>(key & 0x80000000u ? key ^ 0x80000000u : ~key));
-}
-
-/* Values from `lo` to `hi` cut into BINS, in order. */
-struct Cut {
+/* Every key chosen lies from `lo` to `hi`. */
+struct Range {
     uint32_t lo, hi;
-    int shift;
-    float low, by; /* by 0: bins of 1 << shift keys */
-
-    __device__ __forceinline__ void evenly() {
-        low = value_of(lo);
-        const float wide = value_of(hi) - low;
-        by = wide > 0.f && wide < INFINITY ? (BINS - 1) / wide : 0.f;
-        if (!(by < INFINITY)) by = 0.f;
-        shift = max(0, 21 - __clz(hi - lo));
-    }
-    __device__ __forceinline__ void by_bits() { by = 0.f, shift = max(0, 21 - __clz(hi - lo)); }
-    __device__ __forceinline__ bool holds(uint32_t key) const { return key >= lo && key <= hi; }
-    __device__ __forceinline__ int bin(uint32_t key) const {
-        if (by > 0.f) return min(BINS - 1, static_cast<int>((value_of(key) - low) * by));
-        return static_cast<int>((key - lo) >> shift);
-    }
 };
 
-/* Keys of the four values from 4 * quad on; 0 from `n` on and of the place `apart`. */
+/* float32 -> uint32 of the same order; zeros are equal. */
+__device__ __forceinline__ uint32_t in_order(float value) {
+    const int32_t bits = __float_as_int(value + 0.f);
+    return static_cast<uint32_t>(bits ^ ((bits >> 31) | INT32_MIN));
+}
+
+/* Keys of the four values from 4 * quad on; none from `n` on and of the place `apart`. */
 __device__ __forceinline__ uint4 keys_of(float4 v, int quad, int n, int apart) {
-    const int i = 4 * quad;
-    return {i < n && i != apart ? in_order(v.x) : 0u, i + 1 < n && i + 1 != apart ? in_order(v.y) : 0u,
-            i + 2 < n && i + 2 != apart ? in_order(v.z) : 0u, i + 3 < n && i + 3 != apart ? in_order(v.w) : 0u};
+    if (4 * quad + 4 > n || quad == apart >> 2) {
+        const int i = 4 * quad;
+        v.x = i < n && i != apart ? v.x : -INFINITY, v.y = i + 1 < n && i + 1 != apart ? v.y : -INFINITY;
+        v.z = i + 2 < n && i + 2 != apart ? v.z : -INFINITY, v.w = i + 3 < n && i + 3 != apart ? v.w : -INFINITY;
+    }
+    return {in_order(v.x), in_order(v.y), in_order(v.z), in_order(v.w)};
+}
+
+/* What a launch before this one wrote. */
+__device__ __forceinline__ float4 read(const float *values, int quad) {
+    return __ldcg(reinterpret_cast<const float4 *>(values) + quad);
 }
 
 /* Values that stay in registers: quad c * CHOOSERS + thread is quads[c]. */
@@ -74,30 +62,22 @@ struct Held {
     }
 };
 
-/* What a launch before this one wrote. */
-__device__ __forceinline__ float4 read(const float4 *at) {
-#ifdef INDEXER_L1
-    return *at;
-#else
-    return __ldcg(at);
-#endif
-}
-
 /* Values that are read each time. */
 struct Streamed {
-    const float4 *values;
+    const float *values;
     int n, apart;
 
     template <typename Do>
     __device__ __forceinline__ void each(Do &&work) const {
         const int all = (n + 3) / 4;
-        for (int begin = static_cast<int>(threadIdx.x); begin < all; begin += 4 * CHOOSERS) {
-            float4 v[4];
+        for (int begin = static_cast<int>(threadIdx.x); begin < all; begin += 5 * CHOOSERS) {
+            float4 v[5];
 #pragma unroll
-            for (int c = 0; c < 4; ++c)
-                v[c] = begin + c * CHOOSERS < all ? read(values + begin + c * CHOOSERS) : make_float4(0.f, 0.f, 0.f, 0.f);
+            for (int c = 0; c < 5; ++c)
+                if (begin + c * CHOOSERS < all) v[c] = read(values, begin + c * CHOOSERS);
 #pragma unroll
-            for (int c = 0; c < 4; ++c) work(begin + c * CHOOSERS, keys_of(v[c], begin + c * CHOOSERS, n, apart));
+            for (int c = 0; c < 5; ++c)
+                if (begin + c * CHOOSERS < all) work(begin + c * CHOOSERS, keys_of(v[c], begin + c * CHOOSERS, n, apart));
         }
     }
 };
@@ -141,19 +121,23 @@ __device__ __forceinline__ void mark(uint32_t *bits, int quad, uint32_t which) {
     if (which) atomicOr(bits + quad / 8, which << (quad % 8 * 4));
 }
 
-/* Marks the best of `from` in s.bits: at least `count`, at most `room` (all there are, where fewer). Of
- * equals the first. `extra`: a place that is marked besides, or -1. */
-template <typename From>
-__device__ void choose_best(Shared &s, const From &from, int n, int count, int room, int extra) {
-    const int tid = static_cast<int>(threadIdx.x), lane = tid & 31, warp = tid >> 5, words = (n + 31) / 32;
+/* Nothing marked, nothing counted, for `words` words of places; before the next barrier. */
+__device__ __forceinline__ void clear(Shared &s, int words) {
+    const int tid = static_cast<int>(threadIdx.x);
     for (int w = tid; w < words; w += CHOOSERS) s.bits[w] = s.ties[w] = 0;
     for (int w = tid; w < BINS; w += CHOOSERS) s.counts[w] = 0;
     if (tid == 0) s.listed = 0;
-    uint4 top = {0, 0, 0, 0};
-    uint32_t lowest = ALL; /* less one: 0 is none */
+}
+
+/* From a bound that at least `count` of `from` reach (or all there are) to the largest. */
+template <typename From>
+__device__ __forceinline__ Range bounds(Shared &s, const From &from, int count) {
+    const int tid = static_cast<int>(threadIdx.x), lane = tid & 31, warp = tid >> 5;
+    uint4 top = {NONE, NONE, NONE, NONE};
+    uint32_t lowest = ALL; /* above NONE */
     from.each([&](int, uint4 k) {
         top = {max(top.x, k.x), max(top.y, k.y), max(top.z, k.z), max(top.w, k.w)};
-        lowest = min(lowest, min(min(k.x - 1, k.y - 1), min(k.z - 1, k.w - 1)));
+        lowest = min(lowest, min(min(k.x - (NONE + 1), k.y - (NONE + 1)), min(k.z - (NONE + 1), k.w - (NONE + 1))));
     });
     const uint32_t two = max(top.x, top.y), more = max(top.z, top.w), mine = max(two, more);
     uint32_t group = count > CHOOSERS ? min(two, more) : mine;
@@ -163,53 +147,52 @@ __device__ void choose_best(Shared &s, const From &from, int n, int count, int r
     const uint32_t highest = __reduce_max_sync(ALL, mine);
     if (lane == 0) s.groups[warp] = group, s.least[warp] = lowest, s.most[warp] = highest;
     __syncthreads();
-    if (tid == 0 && extra >= 0) s.bits[extra / 32] = 1u << (extra % 32);
-    Cut cut{__reduce_min_sync(ALL, s.groups[lane]), __reduce_max_sync(ALL, s.most[lane])};
-    if (cut.lo == 0) cut.lo = __reduce_min_sync(ALL, s.least[lane]) + 1; /* 0 again, where there is none */
-    if (cut.hi == 0) {
-        __syncthreads();
-        return;
-    }
-    cut.evenly();
-    int beyond = 0, inside = 0; /* values above the cut; in the bin of the last one chosen */
-    while (true) {
+    Range found{__reduce_min_sync(ALL, s.groups[lane]), __reduce_max_sync(ALL, s.most[lane])};
+    if (found.lo <= NONE) found.lo = __reduce_min_sync(ALL, s.least[lane]) + (NONE + 1);
+    return found;
+}
+
+/* Marks the best of `from` in s.bits: at least `count`, at most `room` (all there are, where fewer), all of
+ * them within `range`. Of equals the first. Returns the least that was marked, or a bound of it. After
+ * `clear` and a barrier; ends with one. */
+template <typename From>
+__device__ uint32_t choose_best(Shared &s, const From &from, int n, int count, int room, Range range) {
+    const int tid = static_cast<int>(threadIdx.x), words = (n + 31) / 32;
+    uint32_t lo = range.lo, hi = range.hi;
+    int beyond = 0, inside = 0; /* values above hi; from lo to hi */
+    while (hi > NONE) {
+        const int shift = max(0, 21 - __clz(hi - lo));
         from.each([&](int, uint4 k) {
             const auto add = [&](uint32_t key) {
-                if (cut.holds(key)) atomicAdd(&s.counts[cut.bin(key)], 1u);
+                if (key >= lo && key <= hi) atomicAdd(&s.counts[(key - lo) >> shift], 1u);
             };
             add(k.x), add(k.y), add(k.z), add(k.w);
         });
         __syncthreads();
         /* Bins from the highest on, two a thread. */
-        const int upper_bin = BINS - 1 - 2 * tid;
-        const uint32_t upper = s.counts[upper_bin], lower = s.counts[upper_bin - 1];
+        const int bin = BINS - 1 - 2 * tid;
+        const uint32_t upper = s.counts[bin], lower = s.counts[bin - 1];
         uint32_t total;
         const uint32_t above = before(s, upper + lower, total);
         const auto need = static_cast<uint32_t>(count - beyond);
         if (above < need && need <= above + upper + lower) {
             const bool first = need <= above + upper;
-            s.bin = first ? upper_bin : upper_bin - 1;
+            s.bin = first ? bin : bin - 1;
             s.beyond = beyond + static_cast<int>(first ? above : above + upper);
             s.inside = static_cast<int>(first ? upper : lower);
         }
-        s.counts[upper_bin] = s.counts[upper_bin - 1] = 0;
+        s.counts[bin] = s.counts[bin - 1] = 0;
         __syncthreads();
-        const bool all = total < need; /* fewer than wanted */
-        const int bin = all ? 0 : s.bin;
-        if (!all) beyond = s.beyond, inside = s.inside;
-        const auto above_bin = [&](uint32_t key) { return key > cut.hi || (key >= cut.lo && cut.bin(key) > bin); };
-        const auto in_bin = [&](uint32_t key) { return cut.holds(key) && cut.bin(key) == bin; };
-        if (all || beyond + inside <= room) {
+        if (total < need) break; /* fewer than wanted: all */
+        lo += static_cast<uint32_t>(s.bin) << shift;
+        hi = lo + min(hi - lo, (1u << shift) - 1);
+        beyond = s.beyond, inside = s.inside;
+        if (beyond + inside <= room) break;
+        if (inside <= FEW || shift == 0) {
+            const bool few = inside <= FEW;
             from.each([&](int quad, uint4 k) {
-                mark(s.bits, quad, nibble(k, [&](uint32_t key) { return above_bin(key) || in_bin(key); }));
-            });
-            break;
-        }
-        const bool few = inside <= FEW;
-        if (few || (cut.by == 0.f && cut.shift == 0)) {
-            from.each([&](int quad, uint4 k) {
-                mark(s.bits, quad, nibble(k, above_bin));
-                const uint32_t last = nibble(k, in_bin);
+                mark(s.bits, quad, nibble(k, [&](uint32_t key) { return key > hi; }));
+                const uint32_t last = nibble(k, [&](uint32_t key) { return key >= lo && key <= hi; });
                 if (!few) mark(s.ties, quad, last);
                 for (uint32_t left = few ? last : 0u; left; left &= left - 1) {
                     const int j = __ffs(left) - 1, at = atomicAdd(&s.listed, 1);
@@ -229,27 +212,14 @@ __device__ void choose_best(Shared &s, const From &from, int n, int count, int r
                 in_turn(s, s.ties, words, [&](int rank, int place) {
                     if (rank < count - beyond) atomicOr(&s.bits[place / 32], 1u << (place % 32));
                 });
-            break;
-        }
-        if (cut.by > 0.f) { /* the least and the most in the bin: no other value lies between */
-            uint32_t least = ALL, most = 0;
-            from.each([&](int, uint4 k) {
-                const auto see = [&](uint32_t key) {
-                    if (in_bin(key)) least = min(least, key), most = max(most, key);
-                };
-                see(k.x), see(k.y), see(k.z), see(k.w);
-            });
-            least = __reduce_min_sync(ALL, least), most = __reduce_max_sync(ALL, most);
-            if (lane == 0) s.least[warp] = least, s.most[warp] = most;
             __syncthreads();
-            cut.lo = __reduce_min_sync(ALL, s.least[lane]), cut.hi = __reduce_max_sync(ALL, s.most[lane]);
-        } else {
-            cut.lo += static_cast<uint32_t>(bin) << cut.shift;
-            cut.hi = cut.lo + min(cut.hi - cut.lo, (1u << cut.shift) - 1);
+            return lo;
         }
-        cut.by_bits();
     }
+    if (hi > NONE)
+        from.each([&](int quad, uint4 k) { mark(s.bits, quad, nibble(k, [&](uint32_t key) { return key >= lo; })); });
     __syncthreads();
+    return lo;
 }
 
 } // namespace indexer

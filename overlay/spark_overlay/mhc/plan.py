@@ -7,8 +7,6 @@ from dataclasses import dataclass
 STREAMS, MIXES, COLUMNS = 4, 24, 32
 #: Up to here everything is one launch.
 ONE_LAUNCH = 64
-#: Rows that share a counter in the CUDA library, columns of a warp, the largest hidden size.
-LIBRARY_ROWS, LIBRARY_COLUMNS, LIBRARY_HIDDEN = 8, 16, 8192
 
 
 class PlanError(ValueError):
@@ -66,26 +64,6 @@ class OneLaunch:
 
 
 @dataclass(frozen=True)
-class Cuda:
-    """The library's launch: CTAs of ``warps`` (4, 8 or 16), each warp 16 columns of eight rows."""
-
-    warps: int
-
-    def groups(self, tokens: int) -> int:
-        return -(-tokens // LIBRARY_ROWS)
-
-    def shares(self, hidden: int) -> int:
-        return hidden // (LIBRARY_COLUMNS * self.warps)
-
-    def check(self, hidden: int) -> None:
-        if self.warps not in (4, 8, 16) or hidden % (LIBRARY_COLUMNS * self.warps):
-            raise PlanError(
-                f"mHC geometry {self}: 4, 8 or 16 warps are needed and a hidden size, {hidden}, of "
-                f"whole {LIBRARY_COLUMNS} columns a warp"
-            )
-
-
-@dataclass(frozen=True)
 class TwoLaunches:
     """``rows`` by ``block`` is a tile; a program has ``1 / splits`` of the hidden size."""
 
@@ -127,18 +105,10 @@ def _block(hidden: int, most: int) -> int:
 def one_launch(tokens: int, hidden: int) -> OneLaunch:
     """Two steps a program, whose loads are under way at once. More rows: larger programs, so that
     the last to arrive has fewer shares to add."""
-    few = tokens <= 16
+    few = tokens <= 8
     block = _block(hidden, 32 if few else 64)
     each = 2 * block if hidden % (2 * block) == 0 else block
     return OneLaunch(8 if few else 16, MIXES, hidden // each, block, 4)
-
-
-def cuda(tokens: int, hidden: int) -> Cuda | None:
-    """None where the library does not compute such a width."""
-    warps = 4 if tokens <= 1 else 8
-    if hidden % (LIBRARY_COLUMNS * warps) or hidden > LIBRARY_HIDDEN:
-        return None
-    return Cuda(warps)
 
 
 def two_launches(tokens: int, hidden: int) -> TwoLaunches:

@@ -24,9 +24,6 @@
 using std::max;
 using std::min;
 
-struct alignas(8) uint2 {
-    uint32_t x, y;
-};
 struct alignas(16) uint4 {
     uint32_t x, y, z, w;
 };
@@ -216,9 +213,5 @@ template <typename Value>
 Value __ldg(const Value *at) {
     return *at;
 }
-inline float __ldcg(const float *at) { return *at; }
-inline void __stcg(float *at, float value) { *at = value; }
-inline float __expf(float x) { return std::exp(x); }
-inline float rsqrtf(float x) { return 1.f / std::sqrt(x); }
 inline float __int_as_float(int32_t bits) { return __uint_as_float(static_cast<uint32_t>(bits)); }
 inline float4 __ldcg(const float4 *at) { return *at; }

@@ -13,9 +13,9 @@ int indexer_scores(const indexer_step *step, const indexer_scores_args *args, vo
     const dim3 grid = {static_cast<unsigned>(step->requests * args->parts), static_cast<unsigned>(args->splits), 1};
     emulated::run(THREADS, grid, [=] {
         if (args->chosen)
-            one_row<true, 2>(*step, *args);
+            one_row<true>(*step, *args);
         else if (args->group == 1)
-            one_row<false, 3>(*step, *args);
+            one_row<false>(*step, *args);
         else
             many_rows(*step, *args);
     });

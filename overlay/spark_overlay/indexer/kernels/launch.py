@@ -171,6 +171,9 @@ class Selection:
         by_library = self.tuning.library and launch_cuda.serves(
             q, cache, step, width, self.count, fan, candidates
         )
+        scored_by_library = by_library and (
+            limited or group_for(step.longest, self.tuning.group) <= self.tuning.library_rows
+        )
         used = plan(scored, fan)
         at_once = self.workspace.numel() // used.numbers
         if not at_once:
@@ -181,9 +184,8 @@ class Selection:
         total = final.shape[0]
         for first in range(0, total, at_once):
             last = min(first + at_once, total)
-            rows = Rows(
-                step, first, last, width, *self._parts(used, last - first), by_library=by_library
-            )
+            parts = self._parts(used, last - first)
+            rows = Rows(step, first, last, width, *parts, by_library, scored_by_library)
             if limited:
                 assert candidates is not None
                 self._candidate_scores(q, weights, cache, rows, candidates, fan)
@@ -212,7 +214,7 @@ class Selection:
         return max(1, min(wanted, -(-width // keys)))
 
     def _scores(self, q: Tensor, weights: Tensor, cache: Tensor, rows: Rows, fan: int) -> None:
-        if rows.by_library:
+        if rows.scored_by_library:
             launch_cuda.scores(q, weights, cache, rows, fan, self.ratio, multiprocessors(q.device))
             return
         tuning, step = self.tuning, rows.step
@@ -261,7 +263,7 @@ class Selection:
         candidates: Candidates,
         fan: int,
     ) -> None:
-        if rows.by_library:
+        if rows.scored_by_library:
             launch_cuda.scores(
                 q, weights, cache, rows, fan, self.ratio, multiprocessors(q.device), candidates
             )
@@ -370,7 +372,8 @@ class Rows:
     scores: Tensor
     tops: Tensor
     lists: Tensor
-    by_library: bool = False
+    by_library: bool = False  # chosen of
+    scored_by_library: bool = False
 
 
 def with_tuning(selection: Selection, **changes: int) -> Selection:

@@ -14,11 +14,10 @@ from spark_overlay.indexer.kernels.library import ChooseArgs, ScoresArgs, StepAr
 if TYPE_CHECKING:
     from spark_overlay.indexer.kernels.launch import Candidates, Rows, Step
 
-#: Keys of a warp, warps of a CTA; CTAs that a multiprocessor holds at once, and of candidates.
-KEYS, WARPS, CTAS, CANDIDATE_CTAS = 32, 4, 3, 2
-POSITIONS_MOST = 512
-EARLY = True
-CANDIDATE_SIZE = 8
+KEYS, WARPS = 32, 4  # keys of a warp, warps of a CTA
+#: CTAs that a multiprocessor holds at once: of one row, of many, of candidates.
+ONE, MANY, CANDIDATES = 3, 2, 2
+POSITIONS_MOST, CANDIDATE_SIZE = 512, 8
 
 
 def serves(
@@ -82,7 +81,7 @@ def scores(
     parts = -(-longest // group)
     if candidates is not None:
         width = candidates.chosen.shape[1] * candidates.size
-    ctas = CTAS if candidates is None else CANDIDATE_CTAS
+    ctas = CANDIDATES if candidates is not None else ONE if group == 1 else MANY
     wanted = ctas * multiprocessors // (requests * parts)
     splits = max(1, min(wanted, -(-width // (KEYS * WARPS)), 65535))
     args = ScoresArgs(
@@ -134,7 +133,7 @@ def choose(
         fan=fan,
         size=1 if candidates is None else candidates.size,
         entries=entries,
-        early=EARLY,
+        early=rows.scored_by_library,
     )
     if candidates is not None:
         args.chosen, args.chosen_row = candidates.chosen.data_ptr(), candidates.chosen.stride(0)

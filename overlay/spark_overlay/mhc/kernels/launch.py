@@ -13,7 +13,6 @@ from torch import Tensor
 
 from spark_overlay.exl3.cuda.workspace import counters
 from spark_overlay.mhc import plan
-from spark_overlay.mhc.kernels import library
 from spark_overlay.mhc.kernels.fused import one_launch
 from spark_overlay.mhc.kernels.split import coefficients_and_norm, streams_and_projection
 from spark_overlay.mhc.plan import COLUMNS, MIXES, ONE_LAUNCH, STREAMS, PlanError
@@ -114,34 +113,20 @@ def check(work: Work) -> None:
 
 
 def run(
-    work: Work,
-    numbers: Numbers,
-    geometry: plan.Cuda | plan.OneLaunch | plan.TwoLaunches | None = None,
+    work: Work, numbers: Numbers, geometry: plan.OneLaunch | plan.TwoLaunches | None = None
 ) -> None:
     """Fill the outputs. ``geometry``: another than the plan's, for measurements and tests."""
     check(work)
     if work.tokens == 0:
         return
     if geometry is None:
-        geometry = _geometry(work)
+        by_rows = plan.one_launch if work.tokens <= ONE_LAUNCH else plan.two_launches
+        geometry = by_rows(work.tokens, work.hidden)
     geometry.check(work.hidden)
-    if isinstance(geometry, plan.Cuda):
-        _by_library(work, numbers, geometry)
-    elif isinstance(geometry, plan.OneLaunch):
+    if isinstance(geometry, plan.OneLaunch):
         _in_one(work, numbers, geometry)
     else:
         _in_two(work, numbers, geometry)
-
-
-def _geometry(work: Work) -> plan.Cuda | plan.OneLaunch | plan.TwoLaunches:
-    """The library takes a few rows of four streams and a float32 weight, where it is."""
-    if work.tokens > ONE_LAUNCH:
-        return plan.two_launches(work.tokens, work.hidden)
-    if work.residual.is_cuda and work.sources == STREAMS and work.fn.dtype == torch.float32:
-        chosen = plan.cuda(work.tokens, work.hidden)
-        if chosen is not None and library.present():
-            return chosen
-    return plan.one_launch(work.tokens, work.hidden)
 
 
 def _some(value: Tensor | None, other: Tensor) -> Tensor:
@@ -196,30 +181,6 @@ def constants_of_finish(at: plan.TwoLaunches, hidden: int, iterations: int) -> d
         "MIX_ROWS": MIX_ROWS,
         "CHUNK": _chunk(hidden),
     }
-
-
-def _by_library(work: Work, numbers: Numbers, at: plan.Cuda) -> None:
-    tokens, hidden = work.tokens, work.hidden
-    groups = at.groups(tokens)
-    room = work.residual.new_empty(groups * at.shares(hidden) * library.SHARE, dtype=torch.float32)
-
-    def address(value: Tensor | None) -> int | None:
-        return None if value is None else value.data_ptr()
-
-    args = library.Args(
-        x=address(work.x), residual=address(work.residual), post=address(work.post),
-        comb=address(work.comb), pre=address(work.pre), fn=address(work.fn),
-        scale=address(work.scale), base=address(work.base), weight=address(work.weight),
-        streams_out=address(work.streams), post_out=address(work.post_out),
-        comb_out=address(work.comb_out), input_out=address(work.input_out),
-        pre_out=address(work.pre_out), mean_out=address(work.mean_out), partials=address(room),
-        counters=address(_counters(work, groups)), tokens=tokens, hidden=hidden, warps=at.warps,
-        iterations=numbers.iterations, rms_eps=numbers.rms_eps, pre_eps=numbers.pre_eps,
-        sinkhorn_eps=numbers.sinkhorn_eps, post_gain=numbers.post_gain, norm_eps=numbers.norm_eps,
-    )  # fmt: skip
-    device = work.residual.device
-    with torch.cuda.device(device):
-        library.load().one_launch(args, torch.cuda.current_stream(device).cuda_stream)
 
 
 def _in_one(work: Work, numbers: Numbers, at: plan.OneLaunch) -> None:

@@ -1,6 +1,6 @@
-"""The CUDA kernels of the indexer and of mHC on this CPU: their sources, unchanged but for launches,
-over a few lines that do what their instructions are defined to do (tests/emulated/fibers). Shows
-where every value goes; a GPU shows the rest."""
+"""The indexer's CUDA kernels on this CPU: their sources, unchanged but for launches, over a few
+lines that do what their instructions are defined to do (tests/emulated/fibers). Shows where every
+value goes; a GPU shows the rest."""
 
 from __future__ import annotations
 
@@ -17,13 +17,10 @@ from typing import Any
 
 import pytest
 import torch
-from gpu import indexer_cases, mhc_cases
+from gpu import indexer_cases
 
-from spark_overlay.indexer.kernels import launch_cuda
-from spark_overlay.indexer.kernels import library as indexer_library
+from spark_overlay.indexer.kernels import launch_cuda, library
 from spark_overlay.indexer.kernels.launch import Candidates, Selection
-from spark_overlay.mhc import plan
-from spark_overlay.mhc.kernels import library as mhc_library
 
 pytestmark = pytest.mark.rehearsal
 ROOT = Path(__file__).resolve().parents[2]
@@ -43,28 +40,24 @@ def emulate(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
         if os.environ.get("SPARK_TEST_DEMAND"):
             pytest.fail("no g++")
         pytest.skip("no g++")
-    made = {}
-    for name in ("indexer", "mhc"):
-        folder = tmp_path_factory.mktemp(name)
-        for file in (ROOT / "overlay/csrc" / name).iterdir():
-            text = file.read_text()
-            if file.suffix == ".cu":
-                text, cut = re.subn(LAUNCHES, "", text.replace(SHARED, ROOM), flags=re.DOTALL)
-                assert cut == 1 or file.name == "api.cu"
-                text += "\n}" * (text.count("{") - text.count("}"))
-            (folder / file.name).write_text(text)
-        ours = ROOT / "tests/emulated/fibers"
-        shutil.copy(ours / f"{name}_ptx.cuh", folder / "ptx.cuh")
-        shutil.copy(ours / "cuda_runtime.h", folder)
-        shutil.copy(ours / f"{name}.cpp", folder)
-        out = folder / "emulated.so"
-        argv = [tool, "-std=c++20", "-O1", "-w", "-shared", "-fPIC", f"-I{folder}"]
-        subprocess.run([*argv, str(folder / f"{name}.cpp"), "-o", str(out)], check=True)
-        made[name] = out
+    folder = tmp_path_factory.mktemp("emulated")
+    for file in (ROOT / "overlay/csrc/indexer").iterdir():
+        text = file.read_text()
+        if file.suffix == ".cu":
+            text, cut = re.subn(LAUNCHES, "", text.replace(SHARED, ROOM), flags=re.DOTALL)
+            assert cut == 1 or file.name == "api.cu"
+            text += "\n}" * (text.count("{") - text.count("}"))
+        (folder / file.name).write_text(text)
+    ours = ROOT / "tests/emulated/fibers"
+    shutil.copy(ours / "indexer_ptx.cuh", folder / "ptx.cuh")
+    for name in ("cuda_runtime.h", "indexer.cpp"):
+        shutil.copy(ours / name, folder)
+    out = folder / "emulated.so"
+    argv = [tool, "-std=c++20", "-O1", "-w", "-shared", "-fPIC", f"-I{folder}"]
+    subprocess.run([*argv, str(folder / "indexer.cpp"), "-o", str(out)], check=True)
+    loaded = library.Library(out)
     with pytest.MonkeyPatch.context() as patch:
-        for library, name in ((indexer_library, "indexer"), (mhc_library, "mhc")):
-            loaded = library.Library(made[name])
-            patch.setattr(library, "load", lambda loaded=loaded: loaded)
+        patch.setattr(library, "load", lambda: loaded)
         patch.setattr(launch_cuda, "serves", lambda *_: True)
         patch.setattr(torch.cuda, "device", lambda _: contextlib.nullcontext())
         patch.setattr(torch.cuda, "current_stream", lambda *_: SimpleNamespace(cuda_stream=0))
@@ -87,15 +80,19 @@ def choice(case: indexer_cases.Case, candidates: Candidates | None = None) -> to
         ([(3, 900), (1, 50), (2, 800)], {"padding": 2, "gap": 144}),
         ([(6, 2900)], {"ratio": 2, "states": 32, "exact": True}),
         ([(1, 16600)], {}),
-        ([(1, 16500)], {"exact": True}),
+        ([(1, 16501)], {"exact": True, "below": True}),
     ],
 )
 def test_what_the_indexer_chooses(
     emulate: Any, requests: list[tuple[int, int]], how: dict[str, Any]
 ) -> None:
-    """One row and many, pages of 64 and 32, ties by the hundred, and contexts of which blocks are
-    chosen first."""
+    """One row and many, pages of 64 and 32, ties by the hundred, scores below zero, and contexts of
+    which blocks are chosen first."""
+    how = dict(how)
+    below = how.pop("below", False)
     case = indexer_cases.make(requests, seed=len(requests), **how)
+    if below:
+        case.weights.abs_().neg_()
     exact = how.get("exact", False)
     assert not indexer_cases.wrong(case, choice(case), COUNT, exact=exact)
 
@@ -118,20 +115,3 @@ def test_equal_scores(emulate: Any) -> None:
     case = indexer_cases.make([(1, 16400)], exact=True)
     case.weights.zero_()
     assert torch.equal(choice(case), torch.arange(COUNT, dtype=torch.int32)[None])
-
-
-@pytest.mark.parametrize(
-    ("tokens", "hidden", "warps", "how"),
-    [
-        (1, 256, 4, {}),
-        (3, 128, 4, {"mean": True}),
-        (11, 256, 8, {}),
-        (9, 128, 4, {"write_back": False}),
-        (2, 64, 4, {"pre": False, "weight": False}),
-    ],
-)
-def test_mhc(emulate: Any, tokens: int, hidden: int, warps: int, how: dict[str, bool]) -> None:
-    case = mhc_cases.draw(tokens, hidden, tokens, **how)
-    found = mhc_cases.computed(case, plan.Cuda(warps))
-    for name, off in mhc_cases.off(found, mhc_cases.oracle(case)).items():
-        assert off < (1.9e-3 if found[name].dtype == torch.bfloat16 else 4e-5), name
