@@ -244,7 +244,7 @@ def _say_interrupted(app: App, verb: str) -> None:
         app.console.warn("broken off; what is packed is kept. Next: ./start.sh pack goes on")
         return
     if verb == "prepare":
-        app.console.warn("broken off; files that are whole are kept, others are begun anew")
+        app.console.warn("broken off; what is written is kept. Next: ./start.sh prepare goes on")
         return
     if verb == "tune":
         app.console.warn("broken off; both nodes have the launch table that they had")

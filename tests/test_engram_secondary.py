@@ -13,7 +13,8 @@ import pytest
 from _packs import packed
 from _tables import SHARDS, small_config, small_layout, write_tables
 
-from spark_overlay.engram.source import is_table_tensor, locate_tables
+from spark_overlay.engram.names import is_table_tensor
+from spark_overlay.engram.source import locate_tables
 from spark_overlay.exl3.modules import scan_modules
 from spark_overlay.exl3.names import Exl3NameError, checkpoint_keys, parse
 from spark_overlay.headers import CheckpointHeaders

@@ -101,7 +101,7 @@ def test_prefills_bars_are_the_worst_that_was_measured() -> None:
     rows = [row(f"experts K=3, {n} tokens", ratio=r) for n, r in ((512, 1.0), (1024, 4.0))]
     rows += [row("experts K=3, 4096 tokens", ratio=3.0), row("layer, 1024 tokens", ratio=1.0)]
     rows += [row("rotate [8, 128]", share_of_copy=0.9), row("finish [8, 128]", share_of_copy=0.7)]
-    assert list(exl3_prefill.bars(rows).values()) == [3.0, None, 0.7]
+    assert list(exl3_prefill.bars(rows).values()) == [3.0, None, None, 0.7]
     assert exl3_prefill.beside(2.0, None)["peer"] == "not here"
     assert exl3_prefill.beside(2.0, 5.0)["ratio"] == 2.5
 

@@ -27,6 +27,7 @@ STRUCTURES = {
     "exl3_shard": library.Shard,
     "exl3_experts_args": library.Experts,
     "exl3_prefill_args": many.Prefill,
+    "exl3_weights": many.Weights,
 }
 
 

@@ -341,7 +341,7 @@ def test_what_is_said_of_prepared_files(tmp_path: Path) -> None:
     failed = [Fake("head", plan(), status=1), Fake("worker", plan())]
     with pytest.raises(LauncherError, match="prepared files of this source") as caught:
         pack(failed, False, console, record, "./start.sh prepare", PREPARE)
-    assert "begins a file that is not whole anew" in caught.value.do_next
+    assert "./start.sh prepare: it goes on where it stopped" in caught.value.do_next
 
 
 # ---- what is used ----

@@ -9,6 +9,8 @@ if __name__ == "__main__":  # before the imports that a bare Python lacks
 
 import fcntl
 import json
+import os
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -20,6 +22,7 @@ from spark_overlay.exl3.modules import Exl3Facts
 from spark_overlay.exl3.shares import share
 from spark_overlay.headers import INDEX_NAME, read_header
 from spark_overlay.loading import prepare, prepared
+from spark_overlay.loading.plan import Block
 from spark_overlay.loading.prepared import PreparedError
 
 GROUPS = 2
@@ -160,7 +163,7 @@ def test_a_wrong_byte_is_named(model: Path, tmp_path: Path) -> None:
         prepare.verify(job, lambda line: None)
 
 
-def test_a_stopped_one_is_begun_anew_and_two_at_once_are_refused(
+def test_two_at_once_are_refused_and_what_others_left_counts_for_nothing(
     model: Path, tmp_path: Path
 ) -> None:
     job = prepare.task(model, tmp_path, 0, 2)
@@ -170,6 +173,84 @@ def test_a_stopped_one_is_begun_anew_and_two_at_once_are_refused(
         with pytest.raises(PreparedError, match="another process writes this file"):
             prepare.prepare(job, lambda line: None)
     prepare.prepare(job, lambda line: None)
+    prepare.verify(job, lambda line: None)
+
+
+def killed(job: prepare.Task, block: int, after: int, monkeypatch: pytest.MonkeyPatch) -> int:
+    """A process that writes the file and is gone, as by SIGKILL, before write ``after``: how many
+    of the plan's blocks it left on record."""
+    child = os.fork()
+    if child == 0:
+        count = iter(range(after))
+        plain = prepare._write
+
+        def write(out: int, data: bytes | bytearray, at: int) -> None:
+            if next(count, None) is None:
+                os._exit(9)
+            plain(out, data, at)
+
+        monkeypatch.setattr(prepare, "_write", write)
+        prepare.prepare(job, lambda line: None, block)
+        os._exit(0)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 9
+    return job.journal(job.blocks(block)).read()[0]
+
+
+@pytest.mark.parametrize("after", [0, 1, 2, 9, 25, 40])
+def test_a_killed_one_goes_on_and_is_never_taken(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, after: int
+) -> None:
+    block = 4096
+    monkeypatch.setattr(prepare, "SYNC", 3 * block)
+    right = made(model, tmp_path / "right").path.read_bytes()
+    job = prepare.task(model, tmp_path, 0, 2)
+    plan = job.blocks(block)
+    left = killed(job, block, after, monkeypatch)
+    assert (left > 0) == (after > 2) and left < len(plan)
+    assert job.temporary.exists() and prepared.find(tmp_path, job.origin) is None
+    # What was not said to be on the drive may be lost with the machine's power.
+    with job.temporary.open("r+b") as file:
+        for late in plan[left:]:
+            for one in late.tensors:
+                for target, data in prepared.gathered(one, late.begin, bytearray(late.length)):
+                    os.pwrite(file.fileno(), b"?" * len(data), one.into + target)
+    looked = prepare.look(job, block)
+    assert (looked.left < looked.total) == (left > 0) and looked.absent == (job.path.name,)
+    said: list[str] = []
+    reads: list[int] = []
+    whole = prepare._cut
+
+    def cut(plan: list[Block], size: int, first: int) -> Iterator[tuple[int, int, bytearray]]:
+        reads.append(first)
+        return whole(plan, size, first)
+
+    monkeypatch.setattr(prepare, "_cut", cut)
+    prepare.prepare(job, said.append, block)
+    assert reads == [left] and any("goes on after" in line for line in said) == (left > 0)
+    assert job.path.read_bytes() == right
+    assert [path.name for path in tmp_path.glob("weights-*")] == [job.path.name]
+
+
+@pytest.mark.parametrize("what", ["shard", "index", "journal", "length"])
+def test_what_was_stopped_is_of_no_use_for_another_checkpoint(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, what: str
+) -> None:
+    monkeypatch.setattr(prepare, "SYNC", 4096)
+    job = prepare.task(model, tmp_path, 0, 2)
+    assert killed(job, 4096, 9, monkeypatch)
+    if what == "shard":  # downloaded again
+        os.utime(model / "model-0.safetensors", (1, 1))
+    elif what == "index":
+        index = model / INDEX_NAME
+        index.write_text(index.read_text() + "\n")
+    elif what == "journal":
+        job.journal([]).path.write_text("{")
+    else:
+        os.truncate(job.temporary, job.size - 1)
+    said: list[str] = []
+    job = prepare.task(model, tmp_path, 0, 2)
+    prepare.prepare(job, said.append, 4096)
+    assert not any("goes on" in line for line in said)
     prepare.verify(job, lambda line: None)
 
 

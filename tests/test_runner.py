@@ -26,6 +26,7 @@ import stub_launcher
 from launcher import cli, ports, processes
 from launcher.console import Console
 from launcher.errors import LauncherError
+from launcher.nodes.base import named
 from launcher.nodes.local import LocalNode
 from launcher.record import open_run
 from launcher.state import Store
@@ -248,3 +249,16 @@ def test_dependents_are_found_through_others() -> None:
     found = runner.dependents(chain({}), ["engine"])
     assert [step.key for step in found] == ["overlay", "launch"]
     assert runner.dependents(cast("list[Step]", []), ["engine"]) == []
+
+
+@pytest.mark.parametrize(
+    ("argv", "said"),
+    [
+        (("docker", "ps"), "docker ps"),
+        (("rsync", "-a", "b", "c", "d"), "rsync -a b c …"),
+        (("sh", "-c", "x=1\nwhile true; do :; done", "sh", "1"), "sh -c x=1… sh …"),
+        (("sh", "-c", "y" * 90), "sh -c " + "y" * 40 + "…"),
+    ],
+)
+def test_a_script_that_ran_too_long_is_named_in_one_line(argv: tuple[str, ...], said: str) -> None:
+    assert named(argv) == said

@@ -46,6 +46,16 @@ class Done:
         return "\n".join(kept[-lines:])
 
 
+def named(argv: Sequence[str], width: int = 40) -> str:
+    """``argv`` as a message names it: one line, the first four words, a script only begun."""
+
+    def short(word: str) -> str:
+        first = word.split("\n", 1)[0]
+        return first if first == word and len(word) <= width else f"{first[:width].rstrip()}…"
+
+    return " ".join(map(short, argv[:4])) + (" …" if len(argv) > 4 else "")
+
+
 class Node(Protocol):
     name: str
 

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from launcher import files, processes
 from launcher.errors import LauncherError
-from launcher.nodes.base import Done, Facts
+from launcher.nodes.base import Done, Facts, named
 
 KEPT = 1 << 20  # bytes of each output that a Done keeps: the end of it
 
@@ -62,7 +62,7 @@ class LocalNode:
             return Done(tuple(argv), child.wait(), out, err)
         except subprocess.TimeoutExpired:
             raise LauncherError(
-                f"{' '.join(argv[:4])} … still ran after {timeout:g} s",
+                f"{named(argv)} still ran after {timeout:g} s",
                 f"an end within {timeout:g} s",
                 "see whether the machine is overloaded, then run the same command again",
             ) from None

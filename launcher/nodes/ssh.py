@@ -18,7 +18,7 @@ import paramiko
 from launcher.commands import remote
 from launcher.errors import LauncherError
 from launcher.nodes import connection, refusals
-from launcher.nodes.base import Done, Facts
+from launcher.nodes.base import Done, Facts, named
 from launcher.nodes.connection import Connection, Gone
 from launcher.nodes.endpoint import CONNECT_SECONDS, USER_CONFIG, Destination, Endpoint
 from launcher.nodes.local import memory_available
@@ -116,7 +116,7 @@ class SshNode:
         spent = time.monotonic() - started
         if status is None or (status in (124, 137, -9) and spent >= limit):
             raise LauncherError(
-                f"{' '.join(argv[:4])} … still ran on {self.name} after {limit:g} s",
+                f"{named(argv)} still ran on {self.name} after {limit:g} s",
                 f"an end within {limit:g} s",
                 "see whether the worker is overloaded, then run the same command again",
             )

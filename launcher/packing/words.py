@@ -53,7 +53,7 @@ PREPARE = What(
     "prepared files",
     "the checkpoint",
     "byte by byte",
-    "it begins a file that is not whole anew",
+    "it goes on where it stopped",
 )
 
 

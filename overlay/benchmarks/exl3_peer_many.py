@@ -1,7 +1,7 @@
 """exllamav3 1.6.5 at many rows, beside our kernels: exl3_moe, reconstruct and its Hadamard.
 
-As exl3_peer, whose wheel and build it uses, by a wrapper and units of its own (3 bits of mul1 for
-the experts; reconstruct knows every rate).
+As exl3_peer, whose wheel and build it uses, by a wrapper and units of its own (2 and 3 bits of mul1
+for the experts; reconstruct knows every rate).
 """
 
 from __future__ import annotations
@@ -16,7 +16,11 @@ WRAPPER = HERE / "exl3_peer_many.cu"
 #: A library built elsewhere, in place of building one.
 OVERRIDE = "SPARK_EXL3_PEER_MANY"
 UNITS = (
-    *(f"quant/comp_units/exl3_moe_inst_k3_cb2{size}.cu" for size in ("_m64", "_m32", "")),
+    *(
+        f"quant/comp_units/exl3_moe_inst_k{k}_cb2{size}.cu"
+        for k in (3, 2)
+        for size in ("_m64", "_m32", "")
+    ),
     *(f"quant/{name}.cu" for name in ("reconstruct", "hadamard", "exl3_moe", "exl3_devctx")),
 )
 #: Its caller's: an expert of more rows than these takes the tile of 32, of 64; at most the last.

@@ -1,9 +1,10 @@
 """EXL3's kernels for many rows at V4.1's shapes; ``exl3.py --prefill`` runs this.
 
-    experts, N tokens   one layer's 384, six a token, K = 3 (2), routed anew each call
+    experts, N tokens   one layer's 384, six a token, K = 3 and 2, routed anew each call
     layer, N tokens     all its linears and experts, the shared one too
     rotate, finish      bytes that must move, of the copy ceiling
-    reconstruct         likewise: packed weights in, fp16 out
+    reconstruct         likewise: packed weights in, fp16 out; a matrix a launch, and as the serving
+                        path has it, the matrices of a group in one
 
 peer: exllamav3 1.6.5 in the same run (exl3_peer_many): exl3_moe with its sort and the counts it
 reads back, three tiles; linears by the faster of its two ways for each. ``ratio`` its us by ours.
@@ -73,7 +74,7 @@ def expert_rows(bench: Any, peer: Any, layer: Any, k2: int) -> Rows:
         peer_us, more = None, {}
         flops = 6.0 * tokens * shapes.TOPK * shapes.HIDDEN * shapes.INTER
         more["teraflops"] = round(flops / us / 1e6, 1)
-        if peer is not None and k2 == 6:
+        if peer is not None:
             made = [peer.experts(layer.table, k2, shapes.INTER, x, *route) for route in routes]
             peer_us = eager(torch, [call for call, _ in made], runs)
             found = ours(*routes[0], dtype=torch.float32)
@@ -131,9 +132,14 @@ def moving_rows(bench: Any, peer: Any) -> Rows:
     """Rotations and weights, by the bytes they must move."""
     from gpu import exl3_cases as cases
 
+    import exl3
     from spark_overlay.exl3.cuda import prefill
 
     torch = bench.torch
+
+    def decoding(ms: Sequence[Any]) -> Callable[[], Any]:
+        pieces = [prefill.Piece(m.trellis, 0, 0, m.svh.numel()) for m in ms]
+        return lambda: prefill.reconstruct(pieces)
 
     def row(name: str, nbytes: int, calls: Sequence[Any], other: Sequence[Any]) -> Any:
         us = statistics.median(bench.timed(calls))
@@ -157,8 +163,18 @@ def moving_rows(bench: Any, peer: Any) -> Rows:
         count = max(2, math.ceil((256 << 20) / nbytes))
         ms = [cases.matrix(*size, n, "cuda") for n in range(count)]
         other = [peer.reconstructed(m)[0] for m in ms] if peer else []
-        calls = [lambda m=m, n=size[1]: prefill.reconstruct(m.trellis, 0, 0, n) for m in ms]
+        calls = [decoding([m]) for m in ms]
         yield row(f"reconstruct {size[0]} -> {size[1]}, K={size[2] / 2:g}", nbytes, calls, other)
+    for name in (*LINEARS, *SHARED):
+        sizes = shapes.GROUPS[name]
+        if len(sizes) == 1:
+            continue
+        nbytes = sum(2 * a * b + a * b * k2 // 16 for a, b, k2 in sizes)
+        sets = exl3.made_sets(sizes, nbytes)
+        made = [[peer.reconstructed(m)[0] for m in ms] for ms in sets] if peer else []
+        other = [lambda calls=calls: [call() for call in calls] for calls in made]
+        calls = [decoding(ms) for ms in sets]
+        yield row(f"reconstruct {name}, one launch", nbytes, calls, other)
 
 
 def rows_of(bench: Any, peer: Any) -> Rows:
@@ -182,11 +198,14 @@ def bars(rows: Sequence[Values]) -> Values:
             r["values"][key] for r in rows if r["name"].startswith(start) and key in r["values"]
         ]
 
-    wide = [f"experts K=3, {n} tokens" for n in (1024, 2048, 4096)]
-    ratios = [v for name in wide for v in of(name, "ratio")]
+    def worst(k: int) -> float | None:
+        names = [f"experts K={k}, {n} tokens" for n in (1024, 2048, 4096)]
+        return min((v for name in names for v in of(name, "ratio")), default=None)
+
     shares = [v for what in ("rotate", "finish", "reconstruct") for v in of(what, "share_of_copy")]
     return {
-        "experts at 1024 to 4096 tokens, worst (bar 2.5)": min(ratios, default=None),
+        "experts at 1024 to 4096 tokens, worst (bar 2.5)": worst(3),
+        "the same at K = 2": worst(2),
         "a layer at 2048 tokens (bar 2)": min(of("layer, 2048", "ratio"), default=None),
         "share of copy, worst (bar 0.6)": min(shares, default=None),
     }

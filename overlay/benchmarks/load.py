@@ -1,15 +1,16 @@
 #!/usr/bin/env python3
 """Loading a rank's share of a checkpoint, beside what fio reads from the same drive:
 
-    python overlay/benchmarks/load.py --folder DIR [--gib 4] [--device cuda] [--json PATH]
+    python overlay/benchmarks/load.py --folder DIR [--device cuda] [--limit 170] [--json PATH]
 
 A set of shards of the published experts' sizes is made in DIR (on the drive that is meant) and
 removed again. Needs torch, not vLLM: matrices are allocated, read, cut and placed by the same code
-that loads the model. fio's turns (sequential, past the page cache, over the same files) and ours
-alternate; each of ours is a process of its own, in a cgroup with 1.5 times the rank's share where
-one can be made, and checks every byte that it placed against the file.
+that loads the model. In each turn fio reads the files from end to end, past the page cache, by two
+settings, and each of our ways loads once; who is first changes from turn to turn. Each of ours is a
+process of its own, in a cgroup with 1.5 times the rank's share where one can be made, and checks
+every byte that it placed against the file (``--check-once``: in the first turn).
 
-fio       GB/s of its best setting, each turn. Without fio ``raw``: our reader alone.
+fio       GB/s of its better setting, each turn. Without fio ``raw``: our reader alone, twice.
 load      ``read`` GB/s of what was read of the drive, ``kept`` of what stays on the rank; ``of the
           baseline``: read over the median of fio's turns. ``cpu`` seconds, user and system, of the
           loading alone. ``anon`` MiB: the largest that the process's anonymous memory was,
@@ -24,6 +25,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import json
+import math
 import os
 import platform
 import shutil
@@ -31,8 +33,9 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -55,8 +58,12 @@ MIB = 1 << 20
 CGROUPS = Path("/sys/fs/cgroup")
 #: What is asked of a rank: least part of fio's speed, and memory beyond share and staging.
 ENOUGH, ALLOWANCE = 0.85, 200 * MIB
+WAYS = ("direct", "buffered", "prepared")
 #: fio's settings: bytes of a read and reads in flight.
 FIO = (("1M", 32), ("8M", 8))
+#: Seconds before each of fio's reads, in which ours would start their interpreter: a shared drive
+#: gives more after a pause.
+REST = 2.0
 
 
 def raw(files: list[Path]) -> float:
@@ -75,6 +82,13 @@ def raw(files: list[Path]) -> float:
     return count / 1e9 / (time.perf_counter() - began)
 
 
+def works(tool: str) -> bool:
+    return (
+        shutil.which(tool) is not None
+        and not subprocess.run([tool, "--version"], capture_output=True).returncode
+    )
+
+
 def hurry(nice: int) -> None:
     """Of this process and, where the kernel shares by sessions, of a session of its own."""
     if not nice:
@@ -85,22 +99,18 @@ def hurry(nice: int) -> None:
         Path("/proc/self/autogroup").write_text(str(nice))
 
 
-def fio(files: list[Path], seconds: float, nice: int) -> float:
-    """GB/s of the best setting."""
-    found = []
-    for size, depth in FIO:
-        argv = [
-            "fio", "--name=read", f"--filename={':'.join(map(str, files))}", "--readonly",
-            "--thread", "--rw=read", f"--bs={size}", "--direct=1", "--ioengine=libaio",
-            f"--iodepth={depth}", "--time_based", f"--runtime={seconds:g}",
-            "--file_service_type=sequential", "--output-format=json",
-        ]  # fmt: skip
-        ran = subprocess.run(argv, capture_output=True, text=True, preexec_fn=lambda: hurry(nice))
-        if ran.returncode:
-            raise SystemExit(f"fio failed: {ran.stderr[-2000:]}")
-        read = json.loads(ran.stdout[ran.stdout.index("{") :])["jobs"][0]["read"]
-        found.append(read["bw_bytes"] / 1e9)
-    return max(found)
+def fio(files: list[Path], size: str, depth: int, nice: int) -> float:
+    """GB/s of the files read once, from end to end: ``depth`` reads of ``size`` at a time."""
+    argv = [
+        "fio", "--name=read", f"--filename={':'.join(map(str, files))}", "--readonly",
+        "--thread", "--rw=read", f"--bs={size}", "--direct=1", "--ioengine=libaio",
+        f"--iodepth={depth}", "--file_service_type=sequential", "--output-format=json",
+    ]  # fmt: skip
+    ran = subprocess.run(argv, capture_output=True, text=True, preexec_fn=lambda: hurry(nice))
+    if ran.returncode:
+        raise SystemExit(f"fio failed: {ran.stderr[-2000:]}")
+    read = json.loads(ran.stdout[ran.stdout.index("{") :])["jobs"][0]["read"]
+    return float(read["bw_bytes"] / 1e9)
 
 
 class Group:
@@ -151,12 +161,14 @@ def one_load(asked: argparse.Namespace, folder: Path, share: int, *more: str) ->
     return found | {"cgroup": group.said}
 
 
-def rows(asked: argparse.Namespace, folder: Path) -> Iterator[tuple[str, bool, Values]]:
-    files = sorted(folder.glob("*.safetensors"))
-    share = load_set.share_bytes(folder)
-    ways: list[tuple[str, list[str]]] = [("load, direct", [])]
-    if not asked.direct_only:
+def ways_of(asked: argparse.Namespace, folder: Path) -> list[tuple[str, list[str]]]:
+    """Names of the rows, and what of load_rank's options each is."""
+    ways: list[tuple[str, list[str]]] = []
+    if "direct" in asked.ways:
+        ways.append(("load, direct", []))
+    if "buffered" in asked.ways:
         ways.append(("load, buffered", ["--buffered"]))
+    if "prepared" in asked.ways:
         own = folder / "own"
         prepare.prepare(prepare.task(folder, own, load_set.RANK, load_set.RANKS), lambda line: None)
         ways.append(("load, prepared", ["--prepared", str(own)]))
@@ -165,21 +177,48 @@ def rows(asked: argparse.Namespace, folder: Path) -> Iterator[tuple[str, bool, V
             (f"load, direct, {threads} of {size} MiB", ["--threads", threads, "--block", size])
             for threads, size in (("1", "8"), ("2", "8"), ("4", "8"), ("8", "4"), ("12", "4"))
         ]
-    theirs: list[float] = []
+    return ways
+
+
+def rows(
+    asked: argparse.Namespace, folder: Path, left: Callable[[], float]
+) -> Iterator[tuple[str, bool, Values]]:
+    """All rows, after each turn anew; no turn begins that ``left`` has not the seconds for."""
+    files = sorted(folder.glob("*.safetensors"))
+    share, ways = load_set.share_bytes(folder), ways_of(asked, folder)
     ours: dict[str, list[Values]] = {name: [] for name, _ in ways}
-    baseline = "fio" if shutil.which("fio") else "raw, no fio here"
+    baseline, settings = ("fio", FIO) if works("fio") else ("raw, no fio here", ((), ()))
+    theirs: list[list[float]] = [[] for _ in settings]
+
+    def they(which: int) -> str:
+        time.sleep(REST)
+        found = fio(files, *settings[which], asked.nice) if settings[which] else raw(files)
+        theirs[which].append(found)
+        return f"{baseline} {settings[which]} {found:.3f} GB/s"
+
+    def we(name: str, more: list[str]) -> str:
+        unchecked = ["--unchecked"] if ours[name] and asked.check_once else []
+        found = one_load(asked, folder, share, *more, *unchecked)
+        ours[name].append(found)
+        speed = found["read"] / found["seconds"] / 1e9
+        return f"{name} {speed:.3f} GB/s, {found['seconds']:.2f} s, CPU {found['cpu']:.2f} s"
+
+    jobs: list[Callable[[], str]] = [partial(they, which) for which in range(len(settings))]
+    jobs += [partial(we, name, more) for name, more in ways]
+    longest = 0.0
     for turn in range(asked.turns):
-        theirs.append(fio(files, asked.seconds, asked.nice) if baseline == "fio" else raw(files))
-        for name, more in ways:
-            unchecked = ["--unchecked"] if turn and asked.check_once else []
-            found = one_load(asked, folder, share, *more, *unchecked)
-            ours[name].append(found)
-            told = {key: round(found[key], 2) for key in ("seconds", "cpu")}
-            print(f"    turn {turn}: {baseline} {theirs[-1]:.3f} GB/s, {name} {told}", flush=True)
-    best = statistics.median(theirs)
-    yield baseline, True, {"GB/s": spread(theirs)}
-    for name, found in ours.items():
-        yield name, *judged(found, best, share, asked.device)
+        if turn and left() < 1.1 * longest:
+            print(f"    no time for turn {turn}: {left():.0f} s left", flush=True)
+            return
+        began = time.perf_counter()
+        first = turn % len(jobs)
+        for job in jobs[first:] + jobs[:first]:
+            print(f"    turn {turn}: {job()}", flush=True)
+        longest = max(longest, time.perf_counter() - began)
+        best = [max(of_turn) for of_turn in zip(*theirs, strict=True)]
+        yield baseline, True, {"GB/s": spread(best), "turns": len(best)}
+        for name, every in ours.items():
+            yield name, *judged(every, statistics.median(best), share, asked.device)
 
 
 def judged(found: list[Values], best: float, share: int, device: str) -> tuple[bool, Values]:
@@ -241,30 +280,38 @@ def main() -> None:
     add("--gib", type=float, default=4.0, help="their size")
     add("--device", default="cpu", help="cpu or cuda")
     add("--turns", type=int, default=5, help="of fio and of each way")
-    add("--seconds", type=float, default=3.0, help="of each of fio's settings, a turn")
     add("--nice", type=int, default=0, help="of fio and ours, on a machine with other work")
-    add("--direct-only", action="store_true", help="not through the page cache, too")
+    add("--ways", nargs="+", choices=WAYS, default=WAYS, help="which of ours (default: all)")
+    add(
+        "--limit", type=float, default=math.inf, help="seconds; no turn begins that would end later"
+    )
+    add("--commit", help="where git cannot say it")
     add("--check-once", action="store_true", help="compare the first turn's bytes only")
     add("--sweep", action="store_true", help="numbers of threads and sizes of blocks, too")
     add("--json", type=Path, help="where the result goes")
     asked = options.parse_args()
-    result, began = host(asked.device), time.perf_counter()
+    began = time.perf_counter()
+    result = host(asked.device)
+    result.commit = asked.commit or result.commit
     folder = asked.folder / f"load-benchmark-{os.getpid()}"
     before = os.getloadavg()
     try:
         load_set.make(folder, int(asked.gib * 2**30))
+        print(f"    made after {time.perf_counter() - began:.0f} s", flush=True)
         at = time.perf_counter()
-        for name, good, values in rows(asked, folder):
+        for name, good, values in rows(
+            asked, folder, lambda: asked.limit - (time.perf_counter() - began)
+        ):
             print(f"{'   ' if good else 'NOT'} {name}: {json.dumps(values)}", flush=True)
             took = round(time.perf_counter() - at, 1)
             result.add({"name": name, "ok": good, "seconds": took, "values": values})
-            at = time.perf_counter()
-        loads = {"before": before, "after": os.getloadavg()}
-        values = {when: [round(one, 2) for one in load] for when, load in loads.items()}
-        result.add({"name": "load of the machine", "ok": True, "seconds": 0.0, "values": values})
-        result.seconds = round(time.perf_counter() - began, 1)
-        if asked.json:
-            result.write(asked.json)
+            loads = {"before": before, "after": os.getloadavg()}
+            values = {when: [round(one, 2) for one in load] for when, load in loads.items()}
+            row = {"name": "load of the machine", "ok": True, "seconds": 0.0, "values": values}
+            result.add(row)
+            result.seconds = round(time.perf_counter() - began, 1)
+            if asked.json:
+                result.write(asked.json)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
 

@@ -8,6 +8,7 @@ import os
 import sys
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -84,20 +85,26 @@ def build(modules: dict[str, Exl3Facts], device: torch.device) -> nn.Module:
 
 def right(model: nn.Module, loader: PackedLoader) -> bool:
     """Every matrix against its bytes in the file, read anew, cut by torch."""
-    good = True
-    for stack in model.modules():
-        if not isinstance(stack, PackedStack):
-            continue
-        for index, key in enumerate(stack.keys):
-            for leaf in ("trellis", "suh", "svh"):
-                header = loader.tensors[f"{key}.{leaf}"]
-                with header.file.open("rb") as shard:
-                    shard.seek(header.begin)
-                    data = bytearray(shard.read(header.nbytes))
-                whole = torch.frombuffer(data, dtype=torch.int16)
-                expected = whole.view(header.shape)[getattr(stack.cut, leaf)]
-                found = getattr(stack, leaf).data[index].view(torch.int16).cpu()
-                good = good and bool(torch.equal(found, expected))
+
+    def same(stack: PackedStack, index: int, key: str) -> bool:
+        for leaf in ("trellis", "suh", "svh"):
+            header = loader.tensors[f"{key}.{leaf}"]
+            data = bytearray(header.nbytes)
+            with header.file.open("rb", buffering=0) as shard:
+                shard.seek(header.begin)
+                if shard.readinto(data) != len(data):
+                    return False
+            whole = torch.frombuffer(data, dtype=torch.int16)
+            expected = whole.view(header.shape)[getattr(stack.cut, leaf)]
+            found = getattr(stack, leaf).data[index].view(torch.int16).cpu()
+            if not torch.equal(found, expected):
+                return False
+        return True
+
+    stacks = [stack for stack in model.modules() if isinstance(stack, PackedStack)]
+    every = [(stack, index, key) for stack in stacks for index, key in enumerate(stack.keys)]
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        good = all(pool.map(same, *zip(*every, strict=True)))
     for file in {header.file for header in loader.tensors.values()}:
         drop(file)  # or the next run would find them cached
     return good

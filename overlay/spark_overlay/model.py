@@ -14,7 +14,7 @@ from vllm.model_executor.layers.vocab_parallel_embedding import VocabParallelEmb
 from vllm.platforms import current_platform
 
 from spark_overlay import holding, hooks
-from spark_overlay.engram.source import is_table_tensor
+from spark_overlay.engram.names import is_table_tensor
 from spark_overlay.exl3.config import Exl3Config
 from spark_overlay.exl3.loading import PackedLoader, Rows
 from spark_overlay.headers import TensorHeader

@@ -19,6 +19,7 @@ TESTS = Path(__file__).resolve().parents[1]
 OVERLAY = TESTS.parent / "overlay"
 LOGPROBS = 64
 REPLY = 12
+TOKEN_COST = 0.5  # of a step, where how much of a draft is verified hangs on it
 KNOWN = 96  # tokens of a reply whose continuation is known
 Step = dict[str, Any]
 
@@ -226,7 +227,7 @@ def steps(engine: Engine, text: Mapping[str, Any], tape: Path) -> list[Step]:
     if engine.drafts:
         return [
             call("probe_classes", name="classes"),
-            call("probe_verified"),
+            call("probe_verified", TOKEN_COST),
             generate("replies", asked, KNOWN),
             {**generate("batch", asked, KNOWN), "together": True},
             call("probe_verified", name="verified"),

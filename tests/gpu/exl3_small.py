@@ -29,11 +29,17 @@ def many_rows(layer: cases.Layer) -> None:
             PrefillPlan(variant, 1),
         )  # fmt: skip
         assert cases.off(found, right) < cases.EXPERTS, variant
-    for k2, book in ((6, "mul1"), (7, "mul1"), (8, "mcg")):
-        one, x = cases.matrix(384, 256, k2, 1, GPU, book), cases.rows(70, 384, GPU)
-        number = library.CODEBOOKS[one.codebook]
-        found = prefill.dense([x], [one.trellis], [one.suh], [one.svh], [number], torch.float32)
-        assert cases.off(found, one.right(x)) < cases.DENSE
+    # Two of a rate, which one launch decodes, and others; some columns at a time, too.
+    rates = ((10, "mul1"), (10, "mul1"), (7, "mul1"), (8, "mcg"))
+    ms = [cases.matrix(384, 256, k2, 1, GPU, book) for k2, book in rates]
+    x = cases.rows(70, 384, GPU)
+    right = torch.cat([m.right(x) for m in ms], -1)
+    columns = [list(tensors) for tensors in zip(*(m.tensors for m in ms), strict=True)]
+    numbers = [library.CODEBOOKS[m.codebook] for m in ms]
+    for some in (prefill.SUMS, 70 * 128):
+        prefill.SUMS = some
+        found = prefill.dense([x], *columns, numbers, torch.float32)
+        assert cases.off(found, right) < cases.DENSE
 
 
 def main() -> None:

@@ -7,6 +7,7 @@ their limits, every rate and codebook, CUDA graphs. ``bash tests/gpu/exl3.sh`` b
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 
 import pytest
 
@@ -17,7 +18,7 @@ from torch import Tensor  # noqa: E402
 from gpu import exl3_cases as cases  # noqa: E402  (after torch is known to be there)
 from gpu.exl3_cases import DENSE, EXPERTS, RATES, Layer, matrix, off, rows  # noqa: E402
 from spark_overlay.exl3 import reference  # noqa: E402
-from spark_overlay.exl3.cuda import library, many, ops, prefill  # noqa: E402
+from spark_overlay.exl3.cuda import library, many, ops, prefill, workspace  # noqa: E402
 from spark_overlay.exl3.cuda.layers import Experts, Group  # noqa: E402
 from spark_overlay.exl3.cuda.plan_prefill import PrefillPlan, prefill_need  # noqa: E402
 from spark_overlay.exl3.format import Codebook  # noqa: E402
@@ -30,6 +31,9 @@ GPU = "cuda"
 #: Those of the build; SPARK_EXL3_VARIANTS: "0 1 2" for a build that has more.
 VARIANTS = [int(v) for v in os.environ.get("SPARK_EXL3_VARIANTS", "0 1").split()]
 MIB = 64
+#: Of an experts call of 128 to 8192 tokens, as the README says; what torch rounds up; bytes beside
+#: the scratch that must stay as they are.
+BOUND, SLACK, GUARD = 474 << 20, 4 << 20, 1 << 20
 
 
 def run(
@@ -59,6 +63,23 @@ def skewed(tokens: int, topk: int, experts: int, seed: int) -> tuple[Tensor, Ten
     return ids, torch.rand((tokens, topk), generator=made, device=GPU) + 0.1
 
 
+def skewed_as_routing(
+    tokens: int, topk: int, experts: int, device: str, seed: int
+) -> tuple[Tensor, Tensor]:
+    assert device == GPU
+    return skewed(tokens, topk, experts, seed)
+
+
+def growth(call: Callable[[], Tensor]) -> tuple[int, Tensor]:
+    """Bytes that torch had given out at most during the call, beyond those before it."""
+    torch.cuda.synchronize()
+    torch.cuda.reset_peak_memory_stats()
+    before = torch.cuda.memory_allocated()
+    found = call()
+    torch.cuda.synchronize()
+    return torch.cuda.max_memory_allocated() - before, found
+
+
 # -- dense ------------------------------------------------------------------------------------
 
 
@@ -69,7 +90,7 @@ def test_reconstructed_weights_are_bit_exact(rate: tuple[Codebook, int]) -> None
     right = reference.decode_torch(one.trellis, book)[prefill.order(384)].t()
     number = library.CODEBOOKS[book]
     for first, columns in ((0, 640), (128, 384), (512, 128)):
-        found = prefill.reconstruct(one.trellis, number, first, columns)
+        (found,) = prefill.reconstruct([prefill.Piece(one.trellis, number, first, columns)])
         expected = right[first : first + columns].contiguous()
         assert torch.equal(found.view(torch.int16), expected.view(torch.int16)), first
 
@@ -111,6 +132,31 @@ def test_many_rows_at_the_models_shapes(monkeypatch: pytest.MonkeyPatch) -> None
     assert off(prefill.dense(*args, torch.float32), one.right(x)) < DENSE
 
 
+def test_matrices_of_several_rates_in_one_call() -> None:
+    """Nine of a rate (a launch takes eight), then others, over inputs of their own and over one."""
+    sizes = [(256, 128 * (1 + n % 3), 10) for n in range(9)] + [(256, 384, k) for k in (6, 7, 7)]
+    parts = [matrix(*size, n, GPU) for n, size in enumerate(sizes)]
+    whole = rows(200, 256 * len(parts), GPU)
+    for xs in ([whole[:, :256]], list(whole.view(200, len(parts), 256).unbind(1))):
+        found = Group([part.entry for part in parts])(xs, torch.float32)
+        assert off(found, cases.group_right(xs, parts)) < DENSE
+
+
+@pytest.mark.parametrize("count", [2048, 8192])
+def test_many_rows_hold_no_more_than_they_may(count: int) -> None:
+    one, x = matrix(1280, 16384, 10, 3, GPU), rows(count, 1280, GPU)
+    group = Group([one.entry])
+    found = group([x], torch.bfloat16)  # cuBLAS has its workspace now
+    held, _ = growth(lambda: group([x], torch.bfloat16))
+    assert held <= 2 * prefill.DECODED + 4 * prefill.SUMS + 2 * x.numel() + found.nbytes + SLACK
+    assert off(found[:300], one.right(x[:300])) < 4e-3
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        again = group([x], torch.bfloat16)
+    graph.replay()
+    assert torch.equal(again, found)
+
+
 # -- experts ----------------------------------------------------------------------------------
 
 
@@ -150,6 +196,61 @@ def test_the_models_own_experts(variant: int) -> None:
         ids, weights = cases.routing(tokens, 6, 32, GPU, tokens)
         right = layer.right(x, ids, weights)
         assert off(run(layer, x, ids, weights, variant, pool=320), right) < EXPERTS, tokens
+
+
+@pytest.fixture(scope="module")
+def full() -> Layer:
+    """384 experts of the model's sizes and the shared one; a matrix serves a dozen of them."""
+    layer = Layer(5120, 1152, 33, [6, 6, 4], GPU, shared=True)
+    layer.parts = [(part * 12)[:384] + part[-1:] for part in layer.parts]
+    layer.table = ops.experts_table(*([one.entry for one in part] for part in layer.parts))
+    layer.experts = 384
+    return layer
+
+
+@pytest.mark.parametrize("way", ["even", "skewed"])
+@pytest.mark.parametrize("tokens", [17, 1024, 8192])
+def test_a_whole_layer_eager_and_in_a_graph(full: Layer, tokens: int, way: str) -> None:
+    x = rows(tokens, 5120, GPU, tokens)
+    made = cases.routing if way == "even" else skewed_as_routing
+    ids, weights = made(tokens, 6, 384, GPU, tokens)
+    right = full.right(x, ids, weights)
+    chosen = ops.table_of(torch.device(GPU, 0)).prefill_plan(6 * tokens, 384)
+    found = run(full, x, ids, weights, chosen.variant, pool=chosen.pool_mib)
+    assert off(found, right) < EXPERTS
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        again = run(full, x, ids, weights, chosen.variant, pool=chosen.pool_mib)
+    graph.replay()
+    assert torch.equal(again, found)
+
+
+@pytest.mark.parametrize("tokens", [128, 2048, 8192])
+def test_scratch_is_what_was_said(
+    full: Layer, tokens: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    x = rows(tokens, 5120, GPU, tokens)
+    ids, weights = cases.routing(tokens, 6, 384, GPU, tokens)
+    chosen = ops.table_of(torch.device(GPU, 0)).prefill_plan(6 * tokens, 384)
+    need = prefill_need(5120, 1152, 384, tokens, 6, True, chosen)
+
+    def once() -> Tensor:
+        return run(full, x, ids, weights, chosen.variant, pool=chosen.pool_mib)
+
+    held, found = growth(once)
+    assert held <= need.scratch_bytes + found.nbytes + SLACK
+    assert need.scratch_bytes <= BOUND
+    # Whatever it held before, and nothing beside it is touched.
+    around: list[Tensor] = []
+
+    def guarded(size: int, device: torch.device) -> Tensor:
+        around.append(torch.full((size + 2 * GUARD,), 0xFF, dtype=torch.uint8, device=device))
+        return around[-1][GUARD : GUARD + size]
+
+    monkeypatch.setattr(workspace, "scratch", guarded)
+    assert torch.equal(once(), found)
+    (block,) = around
+    assert (block[:GUARD] == 0xFF).all() and (block[-GUARD:] == 0xFF).all()
 
 
 @pytest.mark.parametrize("variant", VARIANTS)

@@ -39,12 +39,19 @@ class GpuProbe(Probe):
 
         return {"held": os.environ.get(arch.VARIABLE, ""), "loaded": hidden.loaded()}
 
-    def probe_verified(self) -> dict[str, int]:
-        """Adaptive verification since the last call: steps, drafted tokens, those verified; starts
-        counting. Empty where all drafted tokens are verified anyway."""
+    def probe_verified(self, token_cost: float = 0.0) -> dict[str, int]:
+        """Adaptive verification since the last call: steps, drafted tokens, those verified, steps
+        in which some were not; starts counting. Empty where all drafted tokens are verified.
+
+        ``token_cost``: from now on a token costs that many times what a step costs without any. On
+        a small model it is next to nothing, so that nothing would ever be left out."""
         manager = getattr(self.model_runner, "adaptive_verification", None)
         if manager is None:
             return {}
+        if token_cost:
+            draft, verify = manager.cost_tables
+            draft[:] = 0.0
+            verify[:] = [1.0 + token_cost * tokens for tokens in range(len(verify))]
         found: dict[str, int] = getattr(self, "_probe_verified", {})
         self._probe_verified = {"steps": 0, "drafted": 0, "verified": 0, "cut": 0}
         if not found:

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from spark_overlay.exl3 import reference
-from spark_overlay.exl3.cuda import library, ops, plan, tune, workspace
+from spark_overlay.exl3.cuda import library, ops, plan, prefill, tune, workspace
 from spark_overlay.exl3.format import LEGAL_K2, Codebook, Exl3FormatError
 
 pytestmark = pytest.mark.rehearsal
@@ -136,6 +136,29 @@ def test_the_limit_is_felt_and_none_is_none() -> None:
         return ops.experts(x, ids, weights, table, EXPERTS + 1, INTER, 10, limit=limit)
 
     assert torch.equal(run(None), run(1e6)) and not torch.equal(run(None), run(0.1))
+
+
+def test_what_is_decoded_at_once_is_bounded_and_is_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    sizes = [(256, 640), (256, 128), (512, 384), (128, 128), (1024, 128)]
+    trellis = [matrix(*size, 6, seed)[0] for seed, size in enumerate(sizes)]
+    numbers = [0, 1, 0, 2, 0]
+    for decoded in (1 << 30, 256 * 640, 256 * 256, 1):
+        monkeypatch.setattr(prefill, "DECODED", decoded)
+        lists = list(prefill.pieces_of(trellis, numbers))
+        for pieces in lists:
+            values = [16 * one.trellis.shape[0] * one.columns for one in pieces]
+            assert sum(values) <= decoded or (len(pieces) == 1 and pieces[0].columns == 128)
+        every = [one for pieces in lists for one in pieces]
+        found = [
+            (one.matrix, at)
+            for one in every
+            for at in range(one.first, one.first + one.columns, 128)
+        ]
+        assert found == [(m, at) for m, size in enumerate(sizes) for at in range(0, size[1], 128)]
+        assert all(trellis[one.matrix] is one.trellis for one in every)
+        assert all(numbers[one.matrix] == one.codebook for one in every)
+        assert (len(lists) == 1) == (decoded == 1 << 30)
+    assert list(prefill.pieces_of([], [])) == []
 
 
 def test_fakes_and_schemas_are_right() -> None:

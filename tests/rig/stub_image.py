@@ -20,7 +20,16 @@ ROOT = HERE.parents[1]
 NAME = "spark-rig/serving:stub"
 PYTHON = Path("/usr/bin/python3")
 PACKAGES = "usr/lib/python3/dist-packages"
-OURS = ("stacks.py", "serving/secret_env.py", "engram/meter.py")  # of the overlay, as they are
+#: Of the overlay, as they are; what ``prepare`` needs is among them.
+OURS = (
+    "stacks.py", "serving/secret_env.py", "engram/meter.py", "engram/names.py", "engram/writing.py",
+    "collector.py", "headers.py",
+    *(f"exl3/{name}.py" for name in ("layout", "modules", "names", "shares")),
+    *(
+        f"loading/{name}.py"
+        for name in ("__init__", "cuts", "journal", "plan", "prepare", "prepared", "reader")
+    ),
+)  # fmt: skip
 TOOLS = ("sh", "cat", "env", "ls", "sleep", "kill", "touch", "true", "id")
 LEFT_OUT = {
     "test", "tests", "idlelib", "tkinter", "lib2to3", "turtledemo", "ensurepip", "distutils",

@@ -37,6 +37,17 @@ bool legal_rate(int k2, int codebook) {
     return k2 >= 2 && k2 <= 16;
 }
 
+/* Whether launches start before what is in front of them has ended. Measured on sm_90; sm_100 is its
+ * like. On sm_120 others saw captures of graphs fail with it: not there, unless it is asked for. */
+bool starts_early() {
+    static const char *const asked = std::getenv("SPARK_EXL3_EARLY");
+    int device = 0, major = 0;
+    if (cudaGetDevice(&device) != cudaSuccess ||
+        cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device) != cudaSuccess)
+        return false;
+    return asked ? major >= 9 && asked[0] == '1' : major == 9 || major == 10;
+}
+
 } // namespace exl3
 
 namespace {
@@ -75,17 +86,6 @@ void stand_both(Stand (&stand)[2], int warps, int chunks, int width) {
 
 /* Eight rows of B's inputs in shared memory, padded. */
 int act_bytes(int blocks) { return 8 * (blocks * 256 + 32); }
-
-/* Whether launches start before what is in front of them has ended. Measured on sm_90; sm_100 is its
- * like. On sm_120 others saw captures of graphs fail with it: not there, unless it is asked for. */
-bool starts_early() {
-    static const char *const asked = std::getenv("SPARK_EXL3_EARLY");
-    int device = 0, major = 0;
-    if (cudaGetDevice(&device) != cudaSuccess ||
-        cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device) != cudaSuccess)
-        return false;
-    return asked ? major >= 9 && asked[0] == '1' : major == 9 || major == 10;
-}
 
 struct Need {
     int64_t scratch, counters;

@@ -28,7 +28,7 @@
 extern "C" {
 #endif
 
-#define EXL3_ABI 2
+#define EXL3_ABI 3
 #define EXL3_API __attribute__((visibility("default")))
 
 enum { EXL3_OK = 0, EXL3_BAD_ARGUMENT = 1, EXL3_CUDA = 2 };

@@ -3,6 +3,7 @@
 
 #include "fault.hpp"
 #include "grouped.cuh"
+#include "launch.hpp"
 #include "many.hpp"
 
 namespace {
@@ -100,19 +101,31 @@ int exl3_rotate(const void *x, int64_t x_stride, const void *suh, int32_t rows, 
     return done(launch_rotate(x, x_stride, suh, rows, in / 128, rotated, static_cast<cudaStream_t>(stream)), "exl3_rotate");
 }
 
-int exl3_reconstruct(const void *trellis, int32_t in, int32_t out, int32_t k2, int32_t codebook, int32_t first,
-                     int32_t columns, void *weights, void *stream) {
-    if (in < 128 || in % 128 || out < 128 || out % 128 || first < 0 || first % 128 || columns < 128 || columns % 128 ||
-        first > out - columns || in / 128 > 65535)
-        return refuse(EXL3_BAD_ARGUMENT, "[%d, %d], columns %d of %d on; all must be multiples of 128", in, out, columns, first);
-    if (!legal_rate(k2, codebook))
-        return refuse(EXL3_BAD_ARGUMENT, "k2 %d with codebook %d is no EXL3 rate", k2, codebook);
-    if (!trellis || !weights || !aligned(trellis, 16) || !aligned(weights, 16))
-        return refuse(EXL3_BAD_ARGUMENT, "trellis %p, weights %p; both must be 16-byte aligned", trellis, weights);
-    const char *from = static_cast<const char *>(trellis) + static_cast<int64_t>(first / 16) * 16 * k2;
-    return done(launch_reconstruct(from, out / 16, in / 128, columns / 128, k2, codebook, weights,
-                                   static_cast<cudaStream_t>(stream)),
-                "exl3_reconstruct");
+int exl3_reconstruct(const exl3_weights *parts, int32_t count, void *stream) {
+    ReconstructLaunch p = {};
+    if (count < 0) return refuse(EXL3_BAD_ARGUMENT, "%d matrices; 0 or more", count);
+    for (int i = 0; i < count; ++i) {
+        const exl3_weights &w = parts[i];
+        if (w.in < 128 || w.in % 128 || w.out < 128 || w.out % 128 || w.first < 0 || w.first % 128 || w.columns < 128 ||
+            w.columns % 128 || w.first > w.out - w.columns || static_cast<int64_t>(w.in) * w.out > int64_t{1} << 36)
+            return refuse(EXL3_BAD_ARGUMENT, "matrix %d: [%d, %d], columns %d of %d on; all must be multiples of 128", i, w.in,
+                          w.out, w.columns, w.first);
+        if (!legal_rate(w.k2, w.codebook))
+            return refuse(EXL3_BAD_ARGUMENT, "matrix %d: k2 %d with codebook %d is no EXL3 rate", i, w.k2, w.codebook);
+        if (!w.trellis || !w.weights || !aligned(w.trellis, 16) || !aligned(w.weights, 16))
+            return refuse(EXL3_BAD_ARGUMENT, "matrix %d: trellis %p, weights %p; both must be 16-byte aligned", i, w.trellis, w.weights);
+    }
+    for (int i = 0; i < count; ++i) {
+        const exl3_weights &w = parts[i];
+        p.k2 = w.k2;
+        p.codebook = w.codebook;
+        p.of[p.count++] = Decoded{static_cast<const char *>(w.trellis) + static_cast<int64_t>(w.first / 16) * 16 * w.k2,
+                                  static_cast<uint4 *>(w.weights), w.out / 16, w.in / 128, w.columns / 128, 0};
+        if (i + 1 < count && p.count < MOST_DECODED && parts[i + 1].k2 == w.k2 && parts[i + 1].codebook == w.codebook) continue;
+        if (const int status = done(launch_reconstruct(p, starts_early(), static_cast<cudaStream_t>(stream)), "exl3_reconstruct")) return status;
+        p.count = 0;
+    }
+    return EXL3_OK;
 }
 
 int exl3_finish(const void *sums, const void *svh, int32_t rows, int32_t columns, void *y, int64_t y_stride,

@@ -20,10 +20,20 @@ extern "C" {
 EXL3_API int exl3_rotate(const void *x, int64_t x_stride, const void *suh, int32_t rows, int32_t in,
                          void *rotated, void *stream);
 
-/* weights fp16 [columns, in]: the codebook's values, bit for bit, of the matrix's outputs `first`..
- * (a multiple of 128, as is `columns`). 16-byte aligned. */
-EXL3_API int exl3_reconstruct(const void *trellis, int32_t in, int32_t out, int32_t k2, int32_t codebook,
-                              int32_t first, int32_t columns, void *weights, void *stream);
+typedef struct {
+    const void *trellis; /* 16-byte aligned, of the whole matrix */
+    void *weights;       /* fp16 [columns, in], 16-byte aligned */
+    int32_t in;          /* of the matrix */
+    int32_t out;
+    int32_t k2;
+    int32_t codebook;
+    int32_t first;   /* output, a multiple of 128 */
+    int32_t columns; /* outputs wanted, a multiple of 128 */
+} exl3_weights;
+
+/* The codebook's values, bit for bit. Neighbours of one rate and codebook, eight at most, share a
+ * launch. */
+EXL3_API int exl3_reconstruct(const exl3_weights *parts /* host */, int32_t count, void *stream);
 
 /* y [rows, columns] bf16 or fp32 of fp32 sums [rows, columns], contiguous: H by 1/16 of the +-1
  * matrix, times svh (of these columns). */

@@ -7,6 +7,23 @@
 
 namespace exl3 {
 
+/* Matrices of one launch of reconstruct, all of one rate and codebook. */
+constexpr int MOST_DECODED = 8;
+
+struct Decoded {
+    const char *trellis; /* of the first output wanted */
+    uint4 *weights;
+    int32_t width;  /* tiles of the whole matrix along its outputs */
+    int32_t blocks; /* k-blocks */
+    int32_t chunks; /* of outputs wanted */
+    int32_t first;  /* CTA */
+};
+
+struct ReconstructLaunch {
+    Decoded of[MOST_DECODED];
+    int32_t count, k2, codebook;
+};
+
 struct GroupedLaunch;
 struct RouteLaunch;
 
@@ -14,8 +31,8 @@ cudaError_t launch_rotate(const void *x, int64_t stride, const void *suh, int ro
                           cudaStream_t stream);
 cudaError_t launch_finish(const void *sums, const void *svh, int rows, int chunks, void *y, int64_t stride,
                           int fp32, cudaStream_t stream);
-cudaError_t launch_reconstruct(const void *trellis, int width, int blocks, int chunks, int k2, int codebook,
-                               void *weights, cudaStream_t stream);
+/* `first` of each is the launch's own to say. `early`: as launch_early's. */
+cudaError_t launch_reconstruct(const ReconstructLaunch &p, bool early, cudaStream_t stream);
 
 cudaError_t launch_route(const RouteLaunch &p, cudaStream_t stream);
 cudaError_t launch_gather(const RouteLaunch &p, int first, int groups, cudaStream_t stream);

@@ -24,7 +24,6 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from types import FrameType
 from typing import NoReturn
 
 import numpy as np
@@ -41,10 +40,17 @@ from spark_overlay.engram.packed import (
 )
 from spark_overlay.engram.source import TableSource, locate_tables, read_layout
 from spark_overlay.engram.store import Bytes, EngramReadError
+from spark_overlay.engram.writing import (
+    SPARE_BYTES,
+    Plan,
+    Stopped,
+    free_bytes,
+    stop,
+    sync_folder,
+)
 from spark_overlay.headers import HeaderError
 
 CHUNK_BYTES = 64 << 20
-SPARE_BYTES = 1 << 28  # left free on the drive beside the files
 _CRUMB = 8 << 20  # bytes of rows in memory at once
 
 Say = Callable[[str], None]
@@ -95,19 +101,6 @@ def pack(tasks: Sequence[Task], say: Say = print, chunk_bytes: int = CHUNK_BYTES
         _write(task, say, chunk_bytes, meter)
 
 
-@dataclass(frozen=True, slots=True)
-class Plan:
-    """What there is to do, in bytes: of all files ``total``, still to be written ``left``; ``free``
-    on the drive, where ``needed`` must be. ``absent`` names the files that are not whole."""
-
-    folder: str
-    total: int
-    left: int
-    free: int
-    needed: int
-    absent: tuple[str, ...]
-
-
 def look(tasks: Sequence[Task]) -> Plan:
     """Writes nothing. Raises EngramError for a file that is there and is not of this source."""
     absent = [task for task in tasks if not _present(task, lambda line: None)]
@@ -153,14 +146,6 @@ def _check_space(tasks: Sequence[Task]) -> None:
             f"{plan.folder}: {plan.free / 1e9:.1f} GB free, {plan.needed / 1e9:.1f} GB needed for "
             f"{', '.join(plan.absent)}. Free some, or choose another folder"
         )
-
-
-def free_bytes(folder: Path) -> int:
-    """Bytes for this user on the drive of the folder, or of what is to hold it."""
-    while not folder.exists():
-        folder = folder.parent
-    stat = os.statvfs(folder)
-    return stat.f_bavail * stat.f_frsize
 
 
 def _allocated(path: Path) -> int:
@@ -333,26 +318,6 @@ def _write_all(fd: int, data: Bytes, at: int) -> None:
     done = 0
     while done < data.size:
         done += os.pwrite(fd, data[done:].data, at + done)
-
-
-def sync_folder(folder: Path) -> None:
-    fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)
-
-
-class Stopped(KeyboardInterrupt):
-    """SIGTERM or SIGINT: what is on the drive by then is kept."""
-
-    def __init__(self, number: int) -> None:
-        super().__init__(signal.Signals(number).name)
-        self.number = number
-
-
-def stop(number: int, frame: FrameType | None) -> None:
-    raise Stopped(number)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -19,7 +19,8 @@ from pathlib import Path
 from typing import Any
 
 from spark_overlay.engram.layout import EngramError
-from spark_overlay.engram.source import is_table_tensor, locate_tables, read_layout
+from spark_overlay.engram.names import is_table_tensor
+from spark_overlay.engram.source import locate_tables, read_layout
 from spark_overlay.headers import INDEX_NAME, HeaderError, read_index
 
 CONFIG = "config.json"

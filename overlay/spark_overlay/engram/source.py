@@ -7,18 +7,11 @@ a whole native checkpoint, or a slim one with nothing else in it.
 from __future__ import annotations
 
 import json
-import re
 from dataclasses import dataclass
 from pathlib import Path
 
 from spark_overlay.engram.layout import SCALE_GROUP, EngramError, EngramLayout
 from spark_overlay.headers import INDEX_NAME, TensorHeader, read_header, read_index
-
-#: In the checkpoint, and under the names that vLLM gives the parameters.
-_TABLE_TENSOR = re.compile(
-    r"(?:.+\.)?layers\.\d+\.engram\.(?:embed\.(?:weight|scale)"
-    r"|embed_tokens\.(?:weight|weight_scale_inv))"
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,11 +32,6 @@ class TableSource:
     @property
     def scale_dim(self) -> int:
         return self.dim // SCALE_GROUP
-
-
-def is_table_tensor(name: str) -> bool:
-    """Whether a tensor is part of a table: read by row, never loaded as a parameter."""
-    return _TABLE_TENSOR.fullmatch(name) is not None
 
 
 def locate_tables(root: Path, expected: EngramLayout | None = None) -> dict[int, TableSource]:

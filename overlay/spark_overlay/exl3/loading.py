@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from spark_overlay.collector import paused
-from spark_overlay.engram.source import is_table_tensor
+from spark_overlay.engram.names import is_table_tensor
 from spark_overlay.exl3.format import Exl3FormatError
 from spark_overlay.exl3.modules import OWN_LEAVES
 from spark_overlay.exl3.names import parse

@@ -3,8 +3,9 @@
     python -m spark_overlay.loading.prepare --source MODEL --out DIR --rank R --tp N
                                             [--plan | --verify]
 
-Some 99 GiB a rank of the published pack. Neither reads nor writes stay in the page cache. The file
-has its name only when it is whole; one that was stopped is begun anew.
+Some 99 GB a rank of the published pack. Neither reads nor writes stay in the page cache. The file
+has its name only when it is whole; one that was stopped goes on where it was (``journal``): every
+256 MiB the data is on the drive before the progress file says so.
 
 ``./start.sh prepare`` runs it on both nodes and reads what it says as it reads the Engram packer's
 (spark_overlay.engram.pack).
@@ -25,9 +26,17 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from spark_overlay.engram.meter import Meter
-from spark_overlay.engram.pack import SPARE_BYTES, Plan, Stopped, free_bytes, stop, sync_folder
+from spark_overlay.engram.writing import (
+    SPARE_BYTES,
+    Plan,
+    Stopped,
+    free_bytes,
+    stop,
+    sync_folder,
+)
 from spark_overlay.headers import CheckpointHeaders, HeaderError
 from spark_overlay.loading import prepared
+from spark_overlay.loading.journal import Journal, plan_hash
 from spark_overlay.loading.plan import BLOCK, Block, Wanted, blocks
 from spark_overlay.loading.prepared import Kept, Origin, PreparedError
 from spark_overlay.loading.reader import LoadError, Reader, ring
@@ -57,6 +66,13 @@ class Task:
     def size(self) -> int:
         return prepared.size(self.parts, self.front)
 
+    def blocks(self, size: int) -> list[Block]:
+        """What is read, in the order of the checkpoint's files, ``size`` bytes at most each."""
+        return list(blocks(self.wanted(), size))
+
+    def journal(self, plan: Sequence[Block]) -> Journal:
+        return Journal(self.temporary, self.size, plan_hash(self.front, plan))
+
     def wanted(self) -> list[Wanted]:
         """What is read; ``into`` is where in the file it begins."""
         pairs = zip(self.parts, self.starts, strict=True)
@@ -79,11 +95,13 @@ def task(model: Path, out: Path, rank: int, ranks: int) -> Task:
     return Task(model, out / of.file_name, of, parts, front, starts)
 
 
-def look(job: Task) -> Plan:
+def look(job: Task, block: int = BLOCK) -> Plan:
     """What there is to do. Raises PreparedError for a file that is there and of another origin."""
     present = prepared.find(job.path.parent, job.origin) is not None
     left = 0 if present else job.size
-    needed = 0 if present else left + SPARE_BYTES
+    if left and job.temporary.exists():
+        left -= job.journal(job.blocks(block)).read()[1]
+    needed = 0 if present else job.size + SPARE_BYTES  # what the temporary file has is free to it
     folder = job.path.parent
     absent = () if present else (job.path.name,)
     free = free_bytes(folder) + (job.temporary.stat().st_size if job.temporary.exists() else 0)
@@ -91,8 +109,8 @@ def look(job: Task) -> Plan:
 
 
 def prepare(job: Task, say: Say = print, block: int = BLOCK) -> None:
-    """Write the file if it is not there. Raises PreparedError, LoadError."""
-    plan = look(job)
+    """Write the file if it is not there. Raises PreparedError, LoadError; a later call goes on."""
+    plan = look(job, block)
     if not plan.absent:
         say(f"{job.path}: present")
         return
@@ -105,26 +123,38 @@ def prepare(job: Task, say: Say = print, block: int = BLOCK) -> None:
     meter = Meter(say, "packed", job.size)
     with _opened(job) as out:
         try:
-            os.ftruncate(out, 0)
-            os.posix_fallocate(out, 0, job.size)
+            read = job.blocks(block)
+            journal = job.journal(read)
+            first, done = journal.read()
+            if first:
+                say(f"{job.path.name}: goes on after {done / 1e9:.2f} GB")
+            else:
+                journal.remove()
+                os.ftruncate(out, 0)
+                os.posix_fallocate(out, 0, job.size)
+            meter.skip(done + len(job.front))
             _write(out, job.front, 0)
-            since = 0
-            for at, data in _cut(job, block):
+            since, current = 0, first
+            for number, at, data in _cut(read, block, first):
+                if since >= SYNC and number > current:  # the blocks before this one are written
+                    _settle(out)
+                    journal.write(number, done)
+                    since = 0
+                current = number
                 _write(out, data, at)
                 meter.add(len(data))
+                done += len(data)
                 since += len(data)
-                if since >= SYNC:
-                    _settle(out)
-                    since = 0
-            meter.skip(len(job.front))
             _settle(out)
             os.fsync(out)
             os.replace(job.temporary, job.path)
             sync_folder(job.path.parent)
+            journal.remove()
         except OSError as error:
             mend = "Free some space" if error.errno == errno.ENOSPC else "Look after the drive"
             raise PreparedError(
-                f"{job.temporary}: cannot be written ({error}). {mend} and run it again"
+                f"{job.temporary}: cannot be written ({error}). {mend} and run it again: it goes "
+                "on from here"
             ) from error
     say(f"{job.path}: whole")
 
@@ -145,7 +175,7 @@ def verify(job: Task, say: Say = print, block: int = BLOCK) -> None:
         if file.read(len(job.front)) != job.front:
             raise PreparedError(f"{job.path}: its header is not the checkpoint's. Make it again")
         meter.skip(len(job.front))
-        for at, data in _cut(job, block):
+        for _, at, data in _cut(job.blocks(block), block):
             if os.pread(file.fileno(), len(data), at) != data:
                 name = names[max(start for start in job.starts if start <= at)]
                 raise PreparedError(
@@ -157,16 +187,16 @@ def verify(job: Task, say: Say = print, block: int = BLOCK) -> None:
     say(f"{job.path}: equal to {job.model}")
 
 
-def _cut(job: Task, size: int) -> Iterator[tuple[int, bytearray]]:
-    """Where in the prepared file each piece of what is read belongs, and the piece."""
+def _cut(plan: Sequence[Block], size: int, first: int = 0) -> Iterator[tuple[int, int, bytearray]]:
+    """Of block ``first`` and those after it, piece by piece: the block's number, where in the
+    prepared file the piece belongs, and the piece."""
     _, slots = ring(SLOTS, size)
-    plan: list[Block] = list(blocks(job.wanted(), size))
-    with closing(Reader(plan, slots, threads=THREADS, told=lambda text: None)) as reader:
-        for block, slot in reader:
+    with closing(Reader(plan[first:], slots, threads=THREADS, told=lambda text: None)) as reader:
+        for number, (block, slot) in enumerate(reader, first):
             held = slots[slot][: block.length]
             for one in block.tensors:
                 for target, data in prepared.gathered(one, block.begin, held):
-                    yield one.into + target, data
+                    yield number, one.into + target, data
             reader.release(slot)
 
 
@@ -226,7 +256,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(error, file=sys.stderr)
         return 1
     except Stopped as stopped:
-        print(f"stopped by {stopped}; the next run begins anew", file=sys.stderr)
+        print(f"stopped by {stopped}; the next run goes on from here", file=sys.stderr)
         return 128 + stopped.number
     return 0
 

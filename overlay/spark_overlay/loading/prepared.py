@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from spark_overlay.collector import paused
-from spark_overlay.engram.source import is_table_tensor
+from spark_overlay.engram.names import is_table_tensor
 from spark_overlay.exl3.modules import OWN_LEAVES, scan_modules
 from spark_overlay.exl3.shares import share
 from spark_overlay.headers import INDEX_NAME, TensorHeader, read_header, read_metadata

@@ -9,7 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from spark_overlay.engram.source import TableSource, is_table_tensor, locate_tables
+from spark_overlay.engram.names import is_table_tensor
+from spark_overlay.engram.source import TableSource, locate_tables
 from spark_overlay.engram.store import FileRowStore
 from spark_overlay.exl3.modules import OWN_LEAVES, Exl3Facts, scan_modules
 from spark_overlay.exl3.reference import decode_torch, hadamard_rotate

@@ -20,7 +20,7 @@ from spark_overlay.exl3.format import Codebook
 LIBRARY = Path(__file__).resolve().parents[1] / "_cuda.so"
 #: Another build of it, for a GPU the installed one is not for.
 OVERRIDE = "SPARK_EXL3_LIBRARY"
-ABI = 2
+ABI = 3
 CODEBOOKS: dict[Codebook, int] = {"mul1": 0, "mcg": 1, "3inst": 2}
 BF16, FP32 = 0, 1
 

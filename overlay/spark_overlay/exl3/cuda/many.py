@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Sequence
 from ctypes import POINTER, c_float, c_int32, c_int64, c_void_p
 from functools import cache
 
@@ -37,12 +38,25 @@ class Prefill(ctypes.Structure):
     )
 
 
+class Weights(ctypes.Structure):
+    """``exl3_weights``."""
+
+    _fields_ = (
+        ("trellis", c_void_p),
+        ("weights", c_void_p),
+        ("inputs", c_int32),
+        ("outputs", c_int32),
+        ("k2", c_int32),
+        ("codebook", c_int32),
+        ("first", c_int32),
+        ("columns", c_int32),
+    )
+
+
 _POINTER, _ARGS = c_void_p, POINTER(Prefill)
 _CALLS = {
     "exl3_rotate": (_POINTER, c_int64, _POINTER, c_int32, c_int32, _POINTER, _POINTER),
-    "exl3_reconstruct": (
-        _POINTER, c_int32, c_int32, c_int32, c_int32, c_int32, c_int32, _POINTER, _POINTER
-    ),
+    "exl3_reconstruct": (POINTER(Weights), c_int32, _POINTER),
     "exl3_finish": (
         _POINTER, _POINTER, c_int32, c_int32, _POINTER, c_int64, c_int32, _POINTER
     ),
@@ -64,20 +78,9 @@ class Many:
     ) -> None:
         self._loaded.call("exl3_rotate", x, stride, suh, rows, inputs, rotated, stream)
 
-    def reconstruct(
-        self,
-        trellis: int,
-        size: tuple[int, int],
-        k2: int,
-        codebook: int,
-        columns: tuple[int, int],
-        weights: int,
-        stream: int,
-    ) -> None:
-        """``size``: inputs and outputs; ``columns``: the first and their number."""
-        self._loaded.call(
-            "exl3_reconstruct", trellis, *size, k2, codebook, *columns, weights, stream
-        )
+    def reconstruct(self, parts: Sequence[Weights], stream: int) -> None:
+        array = (Weights * len(parts))(*parts)
+        self._loaded.call("exl3_reconstruct", array, len(parts), stream)
 
     def finish(
         self,

@@ -1,7 +1,8 @@
 """torch ops for many rows: ``spark_exl3::many`` and ``::prefill``, on CUDA, on a CPU, and faked.
 
-    many     as ``group``, for any number of rows: each matrix is decoded for the moment and
-             multiplied by cuBLAS, its inputs and outputs rotated by kernels of their own
+    many     as ``group``, for any number of rows: the matrices are decoded for the moment, as many
+             in one launch as DECODED allows, and multiplied by cuBLAS, inputs and outputs rotated
+             by kernels of their own
     prefill  as ``experts``, for any number of tokens: sorted on the device, weights decoded once
              for up to 64 rows of an expert
 
@@ -10,8 +11,10 @@ Nothing here asks the GPU anything, so both may be captured in CUDA graphs.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from functools import cache
+from itertools import accumulate
 
 import torch
 from torch import Tensor
@@ -22,8 +25,9 @@ from spark_overlay.exl3.cuda.checks import DTYPES, aligned, check_experts, check
 from spark_overlay.exl3.cuda.plan_prefill import PrefillPlan
 from spark_overlay.exl3.format import bits_from_words
 
-#: fp16 values of a matrix decoded at once: 128 MiB.
-DECODED = 64 << 20
+#: Of one ``many`` call, beside its rotated inputs: fp16 weights decoded at once, fp32 sums held at
+#: once; 128 MiB each.
+DECODED, SUMS = 64 << 20, 32 << 20
 _SCHEMAS = (
     "many(Tensor[] xs, Tensor[] trellis, Tensor[] suh, Tensor[] svh, int[] codebooks, "
     "ScalarType dtype) -> Tensor",
@@ -73,6 +77,35 @@ def experts(
 # -- dense ------------------------------------------------------------------------------------
 
 
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """Outputs ``first``.. of matrix ``matrix``; ``codebook`` as library.CODEBOOKS numbers them."""
+
+    trellis: Tensor
+    codebook: int
+    first: int
+    columns: int
+    matrix: int = 0
+
+
+def pieces_of(trellis: Sequence[Tensor], codebooks: Sequence[int]) -> Iterator[list[Piece]]:
+    """All outputs of the matrices, in lists of at most DECODED values: what is decoded at once."""
+    held: list[Piece] = []
+    room = DECODED
+    for matrix, (tiles, book) in enumerate(zip(trellis, codebooks, strict=True)):
+        inputs, outputs = 16 * tiles.shape[0], 16 * tiles.shape[1]
+        step = max(plan.BLOCK, DECODED // inputs // plan.BLOCK * plan.BLOCK)
+        for first in range(0, outputs, step):
+            columns = min(step, outputs - first)
+            if held and inputs * columns > room:
+                yield held
+                held, room = [], DECODED
+            held.append(Piece(tiles, book, first, columns, matrix))
+            room -= inputs * columns
+    if held:
+        yield held
+
+
 def rotate(x: Tensor, suh: Tensor) -> Tensor:
     """fp16 ``[rows, in]`` of bf16 ``x``, in the order of ``reconstruct``: H(x * suh) at 1/8 of the
     matrix of signs. On CUDA only, as the next two; the reference is ``reference.linear``."""
@@ -85,18 +118,26 @@ def rotate(x: Tensor, suh: Tensor) -> Tensor:
     return rotated
 
 
-def reconstruct(trellis: Tensor, codebook: int, first: int, columns: int) -> Tensor:
-    """fp16 ``[columns, in]``: the codebook's values of outputs ``first``.., inputs permuted within
-    each 32 (``order``)."""
-    size = 16 * trellis.shape[0], 16 * trellis.shape[1]
-    weights = torch.empty((columns, size[0]), dtype=torch.float16, device=trellis.device)
-    k2 = bits_from_words(trellis.shape[2])
-    with torch.cuda.device(trellis.device):
-        many.load().reconstruct(
-            trellis.data_ptr(), size, k2, codebook, (first, columns), weights.data_ptr(),
-            _stream(trellis),
+def reconstruct(pieces: Sequence[Piece]) -> list[Tensor]:
+    """fp16 ``[columns, in]`` of each: the codebook's values, inputs permuted within each 32
+    (``order``). Neighbours of one rate and codebook share a launch."""
+    if not pieces:
+        return []
+    device = pieces[0].trellis.device
+    made, parts = [], []
+    for one in pieces:
+        inputs, outputs = 16 * one.trellis.shape[0], 16 * one.trellis.shape[1]
+        weights = torch.empty((one.columns, inputs), dtype=torch.float16, device=device)
+        k2 = bits_from_words(one.trellis.shape[2])
+        part = many.Weights(
+            one.trellis.data_ptr(), weights.data_ptr(), inputs, outputs, k2, one.codebook,
+            one.first, one.columns,
         )  # fmt: skip
-    return weights
+        made.append(weights)
+        parts.append(part)
+    with torch.cuda.device(device):
+        many.load().reconstruct(parts, _stream(pieces[0].trellis))
+    return made
 
 
 def finish(sums: Tensor, svh: Tensor, y: Tensor) -> None:
@@ -128,16 +169,22 @@ def launch_many(
     if y.shape[0] == 0:
         return y
     every = xs if len(xs) == len(trellis) else xs * len(trellis)
-    at = 0
-    for x, tiles, u, v, book in zip(every, trellis, suh, svh, codebooks, strict=True):
-        rotated, outputs = rotate(x, u), v.numel()
-        step = max(plan.BLOCK, DECODED // u.numel() // plan.BLOCK * plan.BLOCK)
-        for lo in range(0, outputs, step):
-            here = min(step, outputs - lo)
-            weights = reconstruct(tiles, book, lo, here)
-            sums = torch.mm(rotated, weights.t(), out_dtype=torch.float32)
-            finish(sums, v[lo : lo + here], y[:, at + lo : at + lo + here])
-        at += outputs
+    starts = list(accumulate((v.numel() for v in svh), initial=0))
+    strip = max(plan.BLOCK, SUMS // y.shape[0] // plan.BLOCK * plan.BLOCK)
+    turned, rotated = -1, xs[0]
+    for pieces in pieces_of(trellis, codebooks):
+        decoded = reconstruct(pieces)
+        for one, weights in zip(pieces, decoded, strict=True):
+            if one.matrix != turned:
+                turned, rotated = one.matrix, rotate(every[one.matrix], suh[one.matrix])
+            to = y[:, starts[one.matrix] :]
+            for lo in range(0, one.columns, strip):
+                hi = min(lo + strip, one.columns)
+                sums = torch.mm(rotated, weights[lo:hi].t(), out_dtype=torch.float32)
+                outputs = slice(one.first + lo, one.first + hi)
+                finish(sums, svh[one.matrix][outputs], to[:, outputs])
+                del sums
+        del decoded, weights  # before the next ones are made
     return y
 
 
