@@ -175,11 +175,24 @@ class Bench:
         return ok, values
 
 
+def compile_all(bench: Bench, names: list[str]) -> None:
+    """Every call once, so that a run that is timed after this one compiles nothing."""
+    import torch
+
+    for shape in [*DECODE, *PREFILL]:
+        if not names or any(name in shape.name for name in names):
+            (one,) = made.sets_of(shape, 1)
+            for kind in KINDS:
+                for layer in (bench.layer, *bench.others.values()):
+                    bench.ours(one, kind, layer)()
+    torch.cuda.synchronize()
+
+
 def rows_of(bench: Bench, names: list[str], until: float) -> Iterator[tuple[str, bool, Values]]:
     for shape in [*DECODE[:8], *PREFILL, *DECODE[8:]]:
         if names and not any(name in shape.name for name in names):
             continue
-        sets = made.sets_of(shape)
+        sets = made.sets_of(shape, 12 if shape in DECODE else 2)
         for kind in KINDS:
             if kind == "limited" and shape.context <= made.BLOCKS * made.SIZE:
                 continue
@@ -199,12 +212,16 @@ def main() -> int:
     options.add_argument("names", nargs="*", help="parts of shapes' names (default: all)")
     options.add_argument("--json", type=Path, help="where the result goes")
     options.add_argument("--seconds", type=float, default=600.0, help="no row begins later")
+    options.add_argument("--compile", action="store_true", help="compile alone, time nothing")
     options.add_argument("--commit", help="where git cannot say it")
     given = options.parse_args()
     from gpu import run as gpu_run
 
     began = last = time.monotonic()
     bench = Bench()
+    if given.compile:
+        compile_all(bench, given.names)
+        return 0
     result = gpu_run.host(given.commit or gpu_run.commit_here(), "cuda")
 
     def add(name: str, ok: bool, values: Values) -> None:
