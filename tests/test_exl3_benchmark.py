@@ -19,6 +19,7 @@ BENCHMARKS = Path(__file__).resolve().parents[1] / "overlay" / "benchmarks"
 if str(BENCHMARKS) not in sys.path:
     sys.path.insert(0, str(BENCHMARKS))
 
+import exl3_instructions  # noqa: E402
 import exl3_peer  # noqa: E402
 import exl3_peer_many  # noqa: E402
 import exl3_prefill  # noqa: E402
@@ -115,3 +116,22 @@ def test_the_peers_tiles_hold_every_expert_once() -> None:
     assert exl3_peer_many.tiles([5]) == [(1, 16, 16, 1)]
     with pytest.raises(ValueError, match="257 rows"):
         exl3_peer_many.tiles([257])
+
+
+def test_instructions_a_weight_are_those_of_all_lanes_and_launches() -> None:
+    text = """==PROF== Connected to process 1
+"ID","Kernel Name","Metric Name","Metric Value"
+"0","experts_a_kernel","smsp__inst_executed.sum","1,000"
+"1","experts_b_kernel","smsp__inst_executed.sum","500"
+"2","dense_kernel","smsp__inst_executed.sum","64"
+==PROF== Disconnected from process 1
+"""
+    made = [
+        {"name": "experts", "weights": 9600, "launches": 2},
+        {"name": "dense", "weights": 1024, "launches": 1},
+    ]
+    launches = exl3_instructions.counted(text)
+    found = exl3_instructions.per_weight(made, launches)
+    assert [one["each"] for one in found] == [pytest.approx(5.0), pytest.approx(2.0)]
+    with pytest.raises(ValueError, match="2 launches, expected 3"):
+        exl3_instructions.per_weight(made, launches[:2])

@@ -10,6 +10,22 @@ Call = Callable[[], Any]
 Sets = Sequence[tuple[Any, ...]]
 
 
+def load(kind: str) -> None:
+    """Import what a kind's calls need, which takes vLLM half a minute; what is absent is found
+    again by the call that needs it."""
+    try:
+        import torch  # noqa: F401
+
+        if kind == "flashmla":
+            import vllm.v1.attention.ops.flashmla
+        elif kind == "operations":
+            import vllm.models.deepseek_v41.common.ops.cache_utils
+        else:
+            import vllm.v1.attention.ops.rocm_aiter_mla_sparse  # noqa: F401
+    except Exception:
+        pass
+
+
 def decode(name: str, q: Any, sets: Sets, sink: Any, scale: float) -> tuple[list[Call], Any]:
     """Calls, and the output ``[T, H, 512]`` that the last one leaves."""
     return {"flashmla": _flashmla_decode, "triton": _triton_decode}[name](q, sets, sink, scale)

@@ -39,12 +39,9 @@ KEPT = 24  # compiled states that stay in the cache
 #: CTAs that must fit on an SM at once, by registers. Shared memory is asked for at the launch: the
 #: launch tables' own test (tests/test_exl3_plan.py) bounds it.
 CTAS, SM_REGISTERS = 2, 65536
-#: Sparse attention keeps its sums and a part of the query in registers: one CTA of 256 threads; the
-#: form of which two stand on a multiprocessor (PAIR) is held to 128 registers and spills a little,
-#: outside its inner loops.
-ATTEND, PAIR, SPILLS_PAIR = "attend.cu", "ELb1E", 320
-#: The indexer's choice is one CTA of 1024 threads, of which 64 registers are room for one.
-CHOICE = "choose.cu"
+#: Sparse attention keeps its sums and a part of the query in registers: one CTA of 256 threads.
+#: The indexer's choice is one of 1024.
+ALONE = ("attend.cu", "many.cu", "choose.cu")
 #: Raised when what is kept of a kernel, or how it is read, changes.
 READS = 1
 #: Regular expressions over PTX, and why each is no instruction of ours.
@@ -80,12 +77,10 @@ class Kernel:
     def faults(self) -> list[str]:
         """What is not as it must be."""
         found = [f"holds {text}" for text in self.forbidden]
-        pair = self.file == ATTEND and PAIR in self.name
-        if self.spill_stores + self.spill_loads > (SPILLS_PAIR if pair else 0):
+        if self.spill_stores + self.spill_loads:
             found.append(f"spills {self.spill_stores} bytes and loads {self.spill_loads}")
         granted = -(-self.registers // 8) * 8 * self.threads
-        alone = self.file == CHOICE or (self.file == ATTEND and not pair)
-        ctas = 1 if alone else CTAS
+        ctas = 1 if self.file in ALONE else CTAS
         if self.threads and granted * ctas > SM_REGISTERS:
             found.append(
                 f"{self.registers} registers of {self.threads} threads: {ctas} CTAs need "

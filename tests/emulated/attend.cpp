@@ -1,5 +1,5 @@
-/* attend.cuh's kernel on the host, a CTA after the other; without splits. */
-#include "attend.cuh"
+/* The kernels of attend.cuh and many.cuh on the host, a CTA after the other; without splits. */
+#include "many.cuh"
 
 #include <thread>
 #include <vector>
@@ -10,20 +10,24 @@ namespace {
 
 using namespace attention;
 
-template <int KEYS, int MT, bool PAIR>
-void run(const Launch &p) {
-    static_assert(sizeof(Shared<KEYS, MT, PAIR>) <= sizeof(memory));
-    const unsigned groups = static_cast<unsigned>((p.heads + 16 * MT - 1) / (16 * MT));
-    for (unsigned x = 0; x < static_cast<unsigned>(p.tokens) * groups; ++x) {
+template <typename Kernel>
+void run(const Launch &p, unsigned grid, Kernel kernel) {
+    for (unsigned x = 0; x < grid; ++x) {
         std::memset(memory, 0xff, sizeof(memory));
         std::vector<std::thread> threads;
         for (unsigned i = 0; i < emulated::THREADS; ++i)
             threads.emplace_back([&, i] {
-                threadIdx = {i, 0, 0}, blockIdx = {x, 0, 0};
-                attend<KEYS, MT, PAIR>(p);
+                threadIdx = {i, 0, 0}, blockIdx = {x, 0, 0}, gridDim = {grid, 1, 1};
+                kernel(p);
             });
         for (std::thread &one : threads) one.join();
     }
+}
+
+template <int KEYS, int MT>
+void few(const Launch &p) {
+    static_assert(sizeof(Shared<KEYS, MT>) <= sizeof(memory));
+    run(p, static_cast<unsigned>(p.tokens) * ((p.heads + 16 * MT - 1) / (16 * MT)), attend<KEYS, MT>);
 }
 
 } // namespace
@@ -42,10 +46,11 @@ extern "C" void emulate(const attention_args *args) {
     p.tokens = a.tokens, p.heads = a.heads, p.splits = 1, p.scale = a.scale * 1.4426950408889634f;
     p.cos_sin_float = a.cos_sin_float, p.positions_wide = a.positions_wide;
     const bool wide = a.heads > 16;
-    if (a.pair)
-        wide ? run<32, 2, true>(p) : run<32, 1, true>(p);
+    static_assert(sizeof(Many) <= sizeof(memory));
+    if (a.many)
+        run(p, 2, attend_many); /* of two CTAs, so that each has several tokens */
     else if (a.keys == 32)
-        wide ? run<32, 2, false>(p) : run<32, 1, false>(p);
+        wide ? few<32, 2>(p) : few<32, 1>(p);
     else
-        wide ? run<64, 2, false>(p) : run<64, 1, false>(p);
+        wide ? few<64, 2>(p) : few<64, 1>(p);
 }

@@ -38,7 +38,7 @@ inline float4 make_float4(float x, float y, float z, float w) { return {x, y, z,
 using cudaError_t = int;
 using cudaStream_t = void *;
 
-inline thread_local dim3 threadIdx, blockIdx;
+inline thread_local dim3 threadIdx, blockIdx, gridDim;
 
 namespace emulated {
 
@@ -89,6 +89,17 @@ inline float __shfl_xor_sync(unsigned, float value, int by) {
     return emulated::exchange([&](emulated::Warp &w) { w.value[emulated::lane()] = value; },
                               [&](emulated::Warp &w) { return w.value[emulated::lane() ^ by]; });
 }
+
+template <typename T>
+T __shfl_sync(unsigned, T value, int from) {
+    return emulated::exchange([&](emulated::Warp &w) { std::memcpy(w.a[emulated::lane()], &value, sizeof value); },
+                              [&](emulated::Warp &w) {
+                                  std::memcpy(&value, w.a[from], sizeof value);
+                                  return value;
+                              });
+}
+
+inline void __syncwarp() { emulated::warp().meet.arrive_and_wait(); }
 
 inline uint32_t __byte_perm(uint32_t low, uint32_t high, uint32_t selector) {
     const uint64_t bytes = static_cast<uint64_t>(high) << 32 | low;

@@ -26,6 +26,7 @@ inline void copy16(uint32_t to, const void *from, bool there) { copy(to, from, t
 inline void copy8(uint32_t to, const void *from, bool there) { copy(to, from, there, 8); }
 inline void copy_commit() {}
 inline void copy_wait_all() {}
+inline void copy_wait_but_one() {}
 
 inline uint32_t value_at(uint32_t address) {
     uint16_t value;

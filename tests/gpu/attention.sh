@@ -15,8 +15,9 @@ if [[ ${1:-} == --sanitize ]]; then
     for tool in memcheck racecheck; do
         compute-sanitizer --tool "$tool" --error-exitcode 9 --kernel-name-exclude kernel_substring=at:: \
             python3 -m pytest -q -m gpu -p no:cacheprovider tests/gpu/test_attention_kernels.py \
-            -k 'cuda and (sinks or turned)'
+            -k "(cuda and (sinks or turned)) or (any_number and 265-40)"
     done
     exit
 fi
-exec python3 -m pytest -q -m gpu -p no:cacheprovider tests/gpu/test_attention_kernels.py "$@"
+exec python3 -m pytest -q -m gpu -p no:cacheprovider tests/gpu/test_attention_kernels.py \
+    tests/gpu/test_attention_records.py "$@"

@@ -69,3 +69,18 @@ def real(
 def tolerance(right: Tensor) -> float:
     """Twice the largest error that rounding the exact result to bf16 makes."""
     return 2 * (right.bfloat16().double() - right).abs().max().item()
+
+
+def bits(x: Tensor) -> Tensor:
+    """Any NaN is like any other."""
+    return torch.where(x.isnan(), 0x7FC0, x.contiguous().view(torch.int16).int() & 0xFFFF)
+
+
+def every_number() -> Tensor:
+    """One page of 256 records: record s has scale s in all groups, and codes 0 to 255 in each half
+    of its first 448 values and again."""
+    raw = torch.zeros(256 * 584, dtype=torch.uint8, device="cuda")
+    data = raw[: 256 * 576].view(256, 576)
+    data[:, :448] = (torch.arange(448, device="cuda") % 256).to(torch.uint8)
+    raw[256 * 576 :].view(256, 8)[:, :7] = torch.arange(256, device="cuda").to(torch.uint8)[:, None]
+    return raw.view(1, 256, 584)

@@ -27,6 +27,12 @@ timeout $((${EXLLAMAV3:+120} + 60)) python3 overlay/benchmarks/exl3.py --quick -
 echo "benchmark: $?, after $((SECONDS - began)) s"
 tail -n 1 "$OUT/bench.log"
 
+if command -v ncu >/dev/null && limit=$(left 30 60); then
+    timeout "$limit" python3 overlay/benchmarks/exl3_instructions.py --commit "$COMMIT" \
+        --json "$OUT/instructions.json" >"$OUT/instructions.log" 2>&1
+    echo "instructions a weight: $?, after $((SECONDS - began)) s"
+fi
+
 # vLLM's engines compile for minutes; the kernels' own tests run meanwhile.
 if limit=$(left 60 $((LIMIT - 100))); then
     timeout -k 5 $((limit + 5)) python3 tests/gpu/run.py --limit "$limit" --commit "$COMMIT" \

@@ -1,6 +1,6 @@
-"""The CUDA kernel of sparse attention on this CPU: its source, unchanged, over a few lines that do
-what its instructions are defined to do (tests/emulated). Shows where every value goes; a GPU shows
-the rest."""
+"""The CUDA kernels of sparse attention on this CPU: their source, unchanged, over a few lines that
+do what their instructions are defined to do (tests/emulated). Shows where every value goes; a GPU
+shows the rest."""
 
 from __future__ import annotations
 
@@ -35,9 +35,9 @@ def emulate(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
         pytest.skip("no g++")
     folder = tmp_path_factory.mktemp("emulated")
     source, ours = ROOT / "overlay/csrc/attention", ROOT / "tests/emulated"
-    for name in ("attend.cuh", "numbers.cuh", "launch.hpp", "api.h"):
+    for name in ("attend.cuh", "many.cuh", "numbers.cuh", "launch.hpp", "api.h"):
         text = (source / name).read_text()
-        assert (SHARED in text) == (name == "attend.cuh")
+        assert (SHARED in text) == (name in ("attend.cuh", "many.cuh"))
         (folder / name).write_text(text.replace(SHARED, ""))  # the emulated array instead
     for file in ours.iterdir():
         shutil.copy(file, folder)
@@ -54,41 +54,49 @@ def emulate(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
 
 
 @pytest.mark.parametrize(
-    ("keys", "pair", "heads", "width", "picks", "scales"),
+    ("keys", "many", "heads", "width", "picks", "scales"),
     [
-        (32, True, 20, 40, 20, 118),
         (32, False, 20, 33, 0, 118),
         (64, False, 12, 20, 60, 118),
-        (32, True, 12, 30, 0, 132),
+        (32, False, 12, 30, 0, 132),
+        (64, True, 20, 40, 90, 118),
+        (64, True, 36, 30, 0, 132),
     ],
 )
 def test_the_kernel(
-    emulate: Any, keys: int, pair: bool, heads: int, width: int, picks: int, scales: int
+    emulate: Any, keys: int, many: bool, heads: int, width: int, picks: int, scales: int
 ) -> None:
     """Two sources, absent slots, heads that fill no tile, rotation; scales of one factor and of
-    two."""
+    two. With ``many``, a CTA takes a token of several tiles, then one without records."""
+    tokens = 3 if many else 1
     window = cases.cache(5, 32, 1, "cpu", pad=64, scales=scales)
-    slots = cases.slots(1, width, 5 * 32, 2, "cpu")
+    slots = cases.slots(tokens, width, 5 * 32, 2, "cpu")
     slots[0, 3] = -1
-    sources = [Source(window, slots, torch.tensor([width - 1], dtype=torch.int32))]
+    lengths = torch.tensor([width - 1, 7, 0], dtype=torch.int32)[:tokens]
+    sources = [Source(window, slots, lengths)]
     if picks:
-        chosen = cases.slots(1, picks, 3 * 48, 3, "cpu")
+        chosen = cases.slots(tokens, picks, 3 * 48, 3, "cpu")
         chosen[0, ::5] = -1
+        chosen[2:] = -1
         sources.append(Source(cases.cache(3, 48, 2, "cpu"), chosen))
-    q = cases.queries(1, heads, 3, "cpu") * 2.0 ** (118 - scales)
+    q = cases.queries(tokens, heads, 3, "cpu") * 2.0 ** (118 - scales)
     sink = torch.randn(heads)
-    turn = (torch.randn(40, 64), torch.tensor([7]))
+    turn = (torch.randn(40, 64), torch.tensor([7, 0, 39]))
     out = torch.full_like(q, math.nan)
-    emulate(q, sources, sink, 0.03, out, turn, plan.Cuda(keys, 1, pair))
+    emulate(q, sources, sink, 0.03, out, turn, plan.Cuda(keys, 1, many))
     right = reference.sparse_mla(q, sources, sink, 0.03, unrotate=turn)
     assert (out.double() - right).abs().max() <= cases.tolerance(right)
+    assert not out[2:].any()
 
 
-def test_a_nan_code_makes_the_token_nan(emulate: Any) -> None:
+@pytest.mark.parametrize("many", [False, True])
+def test_a_nan_code_makes_the_token_nan(emulate: Any, many: bool) -> None:
     window = cases.cache(2, 32, 1, "cpu")
     window.view(2, -1)[0, 5 * 576 + 200] = 0xFF
     slots = torch.arange(10, dtype=torch.int32)[None]
     q, sink = cases.queries(1, 8, 3, "cpu"), torch.zeros(8)
     out = torch.zeros_like(q)
-    emulate(q, [Source(window, slots)], sink, 0.03, out, None, plan.Cuda(32, 1))
+    emulate(
+        q, [Source(window, slots)], sink, 0.03, out, None, plan.Cuda(64 if many else 32, 1, many)
+    )
     assert out.isnan().all()

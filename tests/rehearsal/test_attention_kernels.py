@@ -187,6 +187,17 @@ def test_the_table_gives_every_split_something_to_do() -> None:
                         assert one.keys == 32
 
 
+def test_whole_tokens_are_taken_one_after_the_other_where_a_cta_has_room_for_it() -> None:
+    """210 KB of shared memory, which SM90 and SM100 have; 32 heads to multiply a record by."""
+    for capability in ((8, 0), (8, 6), (9, 0), (10, 0), (12, 1)):
+        for heads in (8, 16, 20, 32, 64):
+            for tokens in (1, 24, 67, 5000):
+                one = plan.shape(capability, tokens, heads, 640, True)
+                assert isinstance(one, plan.Cuda)
+                expected = capability[0] in (9, 10) and heads > 16 and tokens > 24
+                assert one == plan.Cuda(64, 1, many=True) if expected else not one.many
+
+
 def test_they_compile_for_the_smallest_gpu() -> None:
     """SM86: no fp8 instruction, few spills, at most 99 KB of shared memory. All GPUs:
     overlay/benchmarks/triton_check.py."""

@@ -127,3 +127,28 @@ def test_on_a_cpu_vllms_classes_are_refused(monkeypatch: pytest.MonkeyPatch) -> 
     with pytest.raises(select.ChoiceError, match="for GPUs only"):
         glue.attention_class(SimpleNamespace(additional_config={}))
     glue._picked.cache_clear()
+
+
+def test_on_sm12x_flashinfer_serves_once_it_computes_rightly(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Absent, or wrong on a small case: portable serves, and why is said."""
+    from vllm.utils import flashinfer
+
+    from spark_overlay.attention import contest, select, stock
+
+    spark, wrong = (12, 1), "vLLM's attention differs from the reference by 0.3"
+    tried: list[tuple[Any, ...]] = []
+    monkeypatch.setattr(contest, "case", lambda device, tokens: (str(device), tokens))
+    for installed, fault in ((False, ""), (True, wrong), (True, "")):
+        monkeypatch.setattr(flashinfer, "has_flashinfer_sparse_mla_sm120", lambda i=installed: i)
+        monkeypatch.setattr(contest, "fault", lambda *given, f=fault: tried.append(given) or f)
+        missing = stock.missing(spark)
+        choice = select.choose(select.Found(spark, missing), select.Wishes())
+        if installed and not fault:
+            assert missing == "" and choice.kind == "stock"
+        else:
+            assert choice.kind == "portable" and choice.why == missing
+            assert missing == fault or "is not installed" in missing
+    assert tried == [("stock", ("cuda", 4))] * 2
+    assert [stock.missing(other) for other in ((9, 0), (8, 0), None)] == ["", "", ""]

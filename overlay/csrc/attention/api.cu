@@ -37,8 +37,9 @@ int check(const attention_args &a) {
     if (a.tokens < 0 || a.heads < 1 || a.heads > 128)
         return refuse(ATTENTION_BAD_ARGUMENT, "%d tokens of %d heads; 1 to 128 heads", a.tokens, a.heads);
     if (a.keys != 32 && a.keys != 64) return refuse(ATTENTION_BAD_ARGUMENT, "tiles of %d keys; 32 or 64", a.keys);
-    if ((a.pair != 0 && a.pair != 1) || (a.pair && a.keys != 32))
-        return refuse(ATTENTION_BAD_ARGUMENT, "pair %d with tiles of %d keys; 0, or 1 with 32", a.pair, a.keys);
+    if ((a.many != 0 && a.many != 1) || (a.many && (a.keys != 64 || a.splits != 1)))
+        return refuse(ATTENTION_BAD_ARGUMENT, "many %d with tiles of %d keys and %d splits; 0, or 1 with 64 and 1", a.many,
+                      a.keys, a.splits);
     if (a.splits < 1 || a.splits > ATTENTION_MAX_SPLITS)
         return refuse(ATTENTION_BAD_ARGUMENT, "%d splits; 1 to %d", a.splits, ATTENTION_MAX_SPLITS);
     if (static_cast<int64_t>(a.tokens) * a.heads > 0x7fffffff)
@@ -70,7 +71,9 @@ EXPORT int attention_abi(void) { return ATTENTION_ABI; }
 
 EXPORT const char *attention_error(void) { return message; }
 
-EXPORT int attention_shared(int keys, int heads, int pair) { return attend_shared(keys, heads > 16, pair != 0); }
+EXPORT int attention_shared(int keys, int heads, int many) {
+    return many ? many_shared() : attend_shared(keys, heads > 16);
+}
 
 EXPORT int attention_sparse(const attention_args *args, void *stream) {
     const attention_args &a = *args;
@@ -94,7 +97,8 @@ EXPORT int attention_sparse(const attention_args *args, void *stream) {
     p.splits = a.splits;
     p.scale = a.scale * 1.4426950408889634f;
     const auto at = static_cast<cudaStream_t>(stream);
-    if (const int status = done(launch_attend(p, a.keys, a.heads > 16, a.pair != 0, at), "sparse attention")) return status;
+    if (a.many) return done(launch_many(p, at), "sparse attention of many tokens");
+    if (const int status = done(launch_attend(p, a.keys, a.heads > 16, at), "sparse attention")) return status;
     return a.splits > 1 ? done(launch_reduce(p, starts_early(), at), "its reduction") : ATTENTION_OK;
 }
 

@@ -7,7 +7,7 @@
 
 #include <stdint.h>
 
-#define ATTENTION_ABI 1
+#define ATTENTION_ABI 2
 
 #define ATTENTION_OK 0
 #define ATTENTION_BAD_ARGUMENT 1
@@ -49,13 +49,13 @@ typedef struct {
     int32_t keys;           /* of a tile: 32 or 64 */
     int32_t splits;         /* 1 to ATTENTION_MAX_SPLITS */
     float scale;            /* of logits */
-    int32_t pair;           /* 1: two CTAs on a multiprocessor, tiles of 32 */
+    int32_t many;           /* 1: the form for many tokens: tiles of 64, no splits, 210 KB of shared memory */
 } attention_args;
 
 int attention_abi(void);
 const char *attention_error(void);
 /* Bytes of dynamic shared memory of a CTA. */
-int attention_shared(int keys, int heads, int pair);
+int attention_shared(int keys, int heads, int many);
 int attention_sparse(const attention_args *args, void *stream);
 
 #ifdef __cplusplus

@@ -1,10 +1,11 @@
-/* Sparse MLA: a CTA takes one token, up to 32 heads, and a run of tiles of its records.
+/* Sparse MLA for few tokens (many.cuh: many): a CTA takes one token, up to 32 heads, and a run of tiles
+ * of its records.
  *
  * Records come to shared memory as they are (cp.async, two stages) and become bf16 in registers, where
  * ldmatrix puts them for the product: once as keys, once as values. Eight warps:
  *
  *   logits   warp (kk, kn): 128 of the 512 dimensions, half the tile's keys, all heads. Its part of the
- *            query stays in registers (PAIR: in shared memory); the four parts of a logit are added in shared memory, in order.
+ *            query stays in registers; the four parts of a logit are added in shared memory, in order.
  *   softmax  each warp has its heads' rows; running peak and sum stay in its registers
  *   output   warp w: 64 of the 512 columns, which are one scale group (w < 7) or the RoPE values, all
  *            heads; float32 sums in registers
@@ -22,8 +23,8 @@ constexpr int THREADS = 256, PARTS = 4;
 constexpr int DATA = 576, CHUNKS = DATA / 16, PITCH = DATA + 16; /* rows fall on different banks */
 constexpr float NONE = -INFINITY;
 
-/* MT: 16s of heads. PAIR: two CTAs share a multiprocessor, so the query stays in shared memory. */
-template <int KEYS, int MT, bool PAIR>
+/* MT: 16s of heads. */
+template <int KEYS, int MT>
 struct Shared {
     static constexpr int HEADS = 16 * MT, SUMS_ROW = KEYS + 8, WEIGHTS_ROW = 2 * KEYS + 16;
     alignas(16) uint8_t tile[2][KEYS * PITCH];
@@ -33,29 +34,20 @@ struct Shared {
     alignas(16) uint16_t factors[7][KEYS];
     float fade[HEADS], last[HEADS];
     uint8_t there[2][KEYS];
-    alignas(16) uint4 query[PAIR ? PARTS * MT * 8 * 32 : 1]; /* A operands, a lane's after the other's */
 };
 
 /* One tile's logits, to s.sums. */
-template <int KEYS, int MT, bool PAIR>
-__device__ __forceinline__ void logits(Shared<KEYS, MT, PAIR> &s, int stage, const uint32_t (&q)[MT][8][4], int warp,
+template <int KEYS, int MT>
+__device__ __forceinline__ void logits(Shared<KEYS, MT> &s, int stage, const uint32_t (&q)[MT][8][4], int warp,
                                        int lane) {
     constexpr int N = KEYS / 16; /* 8s of keys */
     const int kk = warp >> 1, g = lane >> 2, t = lane & 3, key = (warp & 1) * (KEYS / 2);
     const uint32_t tile = shared_address(s.tile[stage]) + (key + (lane & 7)) * PITCH + (lane >> 3) * 16;
     const auto times_query = [&](float (&sum)[N][MT][4], int step, const uint32_t (&b)[N][2]) {
 #pragma unroll
-        for (int m = 0; m < MT; ++m) {
-            if constexpr (PAIR) {
-                const uint4 v = s.query[((kk * MT + m) * 8 + step) * 32 + lane];
-                const uint32_t a[4] = {v.x, v.y, v.z, v.w};
+        for (int m = 0; m < MT; ++m)
 #pragma unroll
-                for (int n = 0; n < N; ++n) mma(sum[n][m], a, b[n][0], b[n][1]);
-            } else {
-#pragma unroll
-                for (int n = 0; n < N; ++n) mma(sum[n][m], q[m][step], b[n][0], b[n][1]);
-            }
-        }
+            for (int n = 0; n < N; ++n) mma(sum[n][m], q[m][step], b[n][0], b[n][1]);
     };
     float sum[N][MT][4] = {};
 #pragma unroll
@@ -116,8 +108,8 @@ __device__ __forceinline__ void logits(Shared<KEYS, MT, PAIR> &s, int stage, con
 }
 
 /* The warp's heads: logits to weights, and by how much what was summed before fades. */
-template <int KEYS, int MT, bool PAIR>
-__device__ __forceinline__ void softmax(Shared<KEYS, MT, PAIR> &s, int stage, float scale, float (&peak)[2 * MT],
+template <int KEYS, int MT>
+__device__ __forceinline__ void softmax(Shared<KEYS, MT> &s, int stage, float scale, float (&peak)[2 * MT],
                                         float (&total)[2 * MT], int warp, int lane) {
     bool there[KEYS / 32];
 #pragma unroll
@@ -158,8 +150,8 @@ __device__ __forceinline__ void softmax(Shared<KEYS, MT, PAIR> &s, int stage, fl
 }
 
 /* One tile's values times their weights, onto `sum`. MORE: a scale of the tile needs two factors. */
-template <bool MORE, int KEYS, int MT, bool PAIR>
-__device__ __forceinline__ void outputs(const Shared<KEYS, MT, PAIR> &s, int stage, float (&sum)[MT][8][4], int warp,
+template <bool MORE, int KEYS, int MT>
+__device__ __forceinline__ void outputs(const Shared<KEYS, MT> &s, int stage, float (&sum)[MT][8][4], int warp,
                                         int lane) {
     const int t = lane & 3;
     const uint32_t weights = shared_address(s.weights) + (lane & 15) * s.WEIGHTS_ROW + (lane >> 4) * 16;
@@ -239,10 +231,10 @@ __device__ __forceinline__ float share(float peak, float total, float sink) {
     return below == 0.f ? 0.f : fade / below;
 }
 
-template <int KEYS, int MT, bool PAIR>
-__global__ void __launch_bounds__(THREADS, PAIR ? 2 : 1) attend(const __grid_constant__ Launch p) {
+template <int KEYS, int MT>
+__global__ void __launch_bounds__(THREADS, 1) attend(const __grid_constant__ Launch p) {
     extern __shared__ __align__(16) uint8_t memory[];
-    auto &s = *reinterpret_cast<Shared<KEYS, MT, PAIR> *>(memory);
+    auto &s = *reinterpret_cast<Shared<KEYS, MT> *>(memory);
     const int tid = static_cast<int>(threadIdx.x), warp = tid >> 5, lane = tid & 31, g = lane >> 2, t = lane & 3;
     const int groups = (p.heads + 16 * MT - 1) / (16 * MT);
     const int token = static_cast<int>(blockIdx.x) / groups;
@@ -320,15 +312,6 @@ __global__ void __launch_bounds__(THREADS, PAIR ? 2 : 1) attend(const __grid_con
                 q[m][c][i + 2] = mine ? v.y : 0;
             }
         }
-    if constexpr (PAIR) { /* the two warps of a part have the same; the loop's first barrier comes after */
-#pragma unroll
-        for (int m = 0; m < MT; ++m)
-#pragma unroll
-            for (int c = 0; c < 8; ++c)
-                if ((c & 1) == (warp & 1))
-                    s.query[((kk * MT + m) * 8 + c) * 32 + lane] =
-                        make_uint4(q[m][c][0], q[m][c][1], q[m][c][2], q[m][c][3]);
-    }
 
     copy(low, 0, begin);
 
@@ -352,9 +335,9 @@ __global__ void __launch_bounds__(THREADS, PAIR ? 2 : 1) attend(const __grid_con
                 more |= scale > LAST_PLAIN;
             }
         }
-        logits<KEYS, MT, PAIR>(s, stage, q, warp, lane);
+        logits<KEYS, MT>(s, stage, q, warp, lane);
         more = __syncthreads_or(more);
-        softmax<KEYS, MT, PAIR>(s, stage, p.scale, peak, total, warp, lane);
+        softmax<KEYS, MT>(s, stage, p.scale, peak, total, warp, lane);
         __syncthreads();
         float fade[MT][2];
         bool fades = false;
@@ -374,9 +357,9 @@ __global__ void __launch_bounds__(THREADS, PAIR ? 2 : 1) attend(const __grid_con
                     for (int i = 0; i < 4; ++i) sum[m][n][i] *= fade[m][i >> 1];
         }
         if (more)
-            outputs<true, KEYS, MT, PAIR>(s, stage, sum, warp, lane);
+            outputs<true, KEYS, MT>(s, stage, sum, warp, lane);
         else
-            outputs<false, KEYS, MT, PAIR>(s, stage, sum, warp, lane);
+            outputs<false, KEYS, MT>(s, stage, sum, warp, lane);
     }
 
 #pragma unroll

@@ -32,9 +32,12 @@ struct Launch {
     float scale; /* of logits, in powers of two */
 };
 
-/* `wide`: 32 heads a CTA instead of 16. `pair`: two CTAs on a multiprocessor, tiles of 32. */
-int attend_shared(int keys, bool wide, bool pair);
-cudaError_t launch_attend(const Launch &p, int keys, bool wide, bool pair, cudaStream_t stream);
+/* `wide`: 32 heads a CTA instead of 16. */
+int attend_shared(int keys, bool wide);
+cudaError_t launch_attend(const Launch &p, int keys, bool wide, cudaStream_t stream);
+/* Whole tokens, tiles of 64. */
+int many_shared();
+cudaError_t launch_many(const Launch &p, cudaStream_t stream);
 cudaError_t launch_reduce(const Launch &p, bool early, cudaStream_t stream);
 
 } // namespace attention

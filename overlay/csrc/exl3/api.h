@@ -6,9 +6,10 @@
  * A result depends on the arguments alone: sums run in a fixed order, whichever CTA comes last.
  *
  * Programmatic dependent launch: on GPUs of 9.x and 10.x a launch may start while the kernel before it
- * on the stream ends, and lets the next one do so; it waits for that end before it reads or writes
- * anything (prefetches into L2 aside). SPARK_EXL3_EARLY=0 or 1 in the environment, read once, forbids
- * it or asks for it on 12.x, too.
+ * on the stream ends, and lets the next one do so; it waits for that end before it touches inputs,
+ * outputs or scratch. Weights (trellis), scales and tables it may read before: whatever writes those
+ * must not be the kernel directly in front of it. SPARK_EXL3_EARLY=0 or 1 in the environment, read
+ * once, forbids early starts or asks for them on 12.x, too.
  *
  * A status other than EXL3_OK means nothing was launched (or CUDA refused the launch);
  * exl3_error() says what was found and what was needed.

@@ -151,7 +151,8 @@ struct Window<16> {
 };
 
 /* Two states to a pair of fp16 1024 + B. Packed by an fp16 sum, (b, b) * (0, 1) + (a, 0), it was no
- * faster: that takes a slot of the integer multiplier's pipe. */
+ * faster on an H200: that takes a slot of the integer multiplier's pipe. Nor not packed at all, a value
+ * a word and twice the products: 8 % fewer instructions, 2 % more time. */
 __device__ __forceinline__ uint32_t mul1_pair(uint32_t lo, uint32_t hi) {
     const uint32_t b = __dp4a(lo * MUL1, 0x01010101u, 0x64006400u);
     return __dp4a(hi * MUL1, 0x01010101u, 0u) * 65536u + b;

@@ -42,18 +42,28 @@ struct DenseLaunch {
 /* k-tiles of a warp's weights that are asked for before the launch in front of this one has ended. */
 constexpr int FIRST_TILES = 8;
 
-/* Grid [CTAs of all shards, passes of 8 * NB rows]. */
+/* Whether the first of them is decoded by then: where launches overlap as a rule. Elsewhere it would
+ * only keep registers. */
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900 && __CUDA_ARCH__ < 1200
+constexpr bool DECODES_EARLY = true;
+#else
+constexpr bool DECODES_EARLY = false;
+#endif
+
+/* Grid [passes of 8 * NB rows, CTAs of all shards]: passes over the same weights stand side by side, so that
+ * all but one find them in L2. */
 template <int NB>
 __global__ void __launch_bounds__(32 * MAX_WARPS, 2) dense_kernel(const __grid_constant__ DenseLaunch p) {
     extern __shared__ __align__(16) uint32_t shared[];
     __shared__ int flag;
     const int warp = threadIdx.x >> 5, lane = threadIdx.x & 31;
+    const int cta = static_cast<int>(blockIdx.y), pass = static_cast<int>(blockIdx.x);
     int index = 0;
-    while (index + 1 < p.count && static_cast<int>(blockIdx.x) >= p.shard[index + 1].first) ++index;
+    while (index + 1 < p.count && cta >= p.shard[index + 1].first) ++index;
     const DenseShard &s = p.shard[index];
-    const int item = static_cast<int>(blockIdx.x) - s.first;
+    const int item = cta - s.first;
     const int split = item / s.groups, group = item - split * s.groups;
-    const int pass = static_cast<int>(blockIdx.y), base = pass * 8 * NB;
+    const int base = pass * 8 * NB;
     const int rows = min(8 * NB, p.rows - base);
 
     /* This warp: one chunk, a part of the CTA's k-tiles. */
@@ -70,22 +80,28 @@ __global__ void __launch_bounds__(32 * MAX_WARPS, 2) dense_kernel(const __grid_c
     stream.count = at.tile1 - at.tile0;
     stream.ring = shared + warp * p.ring_words;
     stream.x = reinterpret_cast<const uint2 *>(x) + at.tile0 * NB * 32 + lane;
-    /* What the launch before has nothing to do with comes into L2 while that one ends; nothing is read
-       before it has: it may have written anything, weights included. */
-    let_next_start();
+    /* While the launch before ends, weights come and the first are decoded; what that launch may have
+       written, inputs and scratch, is touched when it has. */
     for (int tile = 0; tile < min(stream.count, FIRST_TILES); ++tile)
         if (lane < k2) prefetch(stream.from + tile * stream.stride + 128 * lane);
     for (int i = threadIdx.x; i < 2 * blocks; i += 32 * p.warps) prefetch(s.suh + 128 * block0 + 64 * i);
     if (static_cast<int>(threadIdx.x) < 2 * here) prefetch(s.svh + CHUNK * s.chunks * group + 64 * threadIdx.x);
-    wait_for_previous();
 #define EXL3_START(K2) stream_start<K2>(stream, k2, lane)
     EXL3_FOR_RATE(k2, s.codebook, EXL3_START)
 #undef EXL3_START
+    [[maybe_unused]] First first;
+    if constexpr (DECODES_EARLY) {
+#define EXL3_FIRST(K2) decode_first<K2>(stream, lane, first)
+        EXL3_FOR_RATE(k2, s.codebook, EXL3_FIRST)
+#undef EXL3_FIRST
+    }
+    wait_for_previous();
+    let_next_start();
     const auto row_at = [&](int row) { return s.x + (base + row) * s.x_stride + 128 * block0; };
     rotate_rows<NB>(row_at, rows, blocks, s.suh + 128 * block0, warp, p.warps, lane, x);
     __syncthreads();
     Sums<NB> sums = {};
-#define EXL3_RUN(K2) stream_run<K2, NB, 32 * NB>(stream, k2, s.codebook, lane, sums)
+#define EXL3_RUN(K2) stream_run<K2, NB, 32 * NB, DECODES_EARLY>(stream, k2, s.codebook, lane, sums, &first)
     EXL3_FOR_RATE(k2, s.codebook, EXL3_RUN)
 #undef EXL3_RUN
 
@@ -124,7 +140,12 @@ __global__ void __launch_bounds__(32 * MAX_WARPS, 2) dense_kernel(const __grid_c
     for (int task = warp; task < rows * here; task += p.warps) {
         const int row = divide(task, stand.by_chunks), c = group * s.chunks + task - row * here;
         const float4 svh = scales_of(s.svh + c * CHUNK, lane);
-        put(sum_partials(partial_at(c, row), 8 * NB * CHUNK, s.splits, lane), svh, c, row);
+        const float *const from = partial_at(c, row);
+        constexpr int STRIDE = 8 * NB * CHUNK;
+        put(s.splits <= 4   ? sum_partials<4>(from, STRIDE, s.splits, lane)
+            : s.splits <= 8 ? sum_partials<8>(from, STRIDE, s.splits, lane)
+                            : sum_partials<16>(from, STRIDE, s.splits, lane),
+            svh, c, row);
     }
 }
 

@@ -83,8 +83,8 @@ static __global__ void __launch_bounds__(32 * MAX_WARPS, 2) experts_a_kernel(con
         const int r = divide(task, stand.by_chunks), c = group * p.chunks + task - r * here, row = list[r];
         const float4 gate_svh = scales_of(scales[0] + c * CHUNK, lane), up_svh = scales_of(scales[1] + c * CHUNK, lane);
         const float4 suh = scales_of(scales[2] + c * CHUNK, lane);
-        float4 gate = sum_partials(partial_at(row, 0, 0, c), inter, p.splits, lane);
-        float4 up = sum_partials(partial_at(row, 1, 0, c), inter, p.splits, lane);
+        float4 gate, up;
+        sum_both(partial_at(row, 0, 0, c), partial_at(row, 1, 0, c), inter, p.splits, lane, gate, up);
         gate = finish(gate, gate_svh, lane);
         up = finish(up, up_svh, lane);
         float4 v;

@@ -8,6 +8,7 @@ namespace exl3 {
 static __global__ void __launch_bounds__(32 * MAX_WARPS, 2) experts_b_kernel(const __grid_constant__ ExpertsLaunch p) {
     extern __shared__ __align__(16) uint32_t shared[];
     __shared__ uint8_t lists[MAX_WARPS][MAX_SLOTS];
+    __shared__ const __half *scales; /* of the expert's outputs */
     __shared__ int flag;
     const int warp = threadIdx.x >> 5, lane = threadIdx.x & 31;
     const int slot = static_cast<int>(blockIdx.z), split = static_cast<int>(blockIdx.y);
@@ -19,20 +20,13 @@ static __global__ void __launch_bounds__(32 * MAX_WARPS, 2) experts_b_kernel(con
     const int expert = slot == p.slots ? p.experts : slot_expert(p, slot);
     int count = 0;
     if (expert >= 0) {
-        const Entry entry = table_entry(p, 2, expert);
+        Entry entry = table_entry(p, 2, expert);
         count = find_rows(p, slot, expert, lane, list);
         if (count) {
-            const int k2 = entry.k2;
             const int block0 = split * p.kblocks, blocks = min(p.kblocks, p.inter_blocks - block0);
-            const Place at = place_of(stand, warp, blocks);
-            const int chunk = group * p.chunks + at.chunk;
             uint32_t *const x = shared + p.warps * p.ring_words;
             float *const red = reinterpret_cast<float *>(shared);
-            Stream stream;
-            stream.stride = static_cast<int64_t>(p.hidden_blocks) * 128 * k2;
-            stream.from = entry.trellis + (8 * block0 + at.tile0) * stream.stride + static_cast<int64_t>(chunk) * 128 * k2;
-            stream.count = at.tile1 - at.tile0;
-            stream.ring = shared + warp * p.ring_words;
+            if (threadIdx.x == 0) scales = entry.svh;
             if (static_cast<int>(threadIdx.x) < 2 * here)
                 prefetch(entry.svh + CHUNK * p.chunks * group + 64 * threadIdx.x);
             /* The rows lie one after the other, as in `act`, each a little more than a multiple of 128
@@ -41,6 +35,15 @@ static __global__ void __launch_bounds__(32 * MAX_WARPS, 2) experts_b_kernel(con
             const auto row_at = [&](int r) { return p.act + static_cast<int64_t>(list[r]) * inter + CHUNK * block0; };
             for (int base = 0; base < count; base += 8) {
                 const int some = min(8, count - base);
+                if (base) entry = table_entry(p, 2, expert); /* rather than to keep it: registers are few */
+                const int k2 = entry.k2;
+                const Place at = place_of(stand, warp, blocks);
+                Stream stream;
+                stream.stride = static_cast<int64_t>(p.hidden_blocks) * 128 * k2;
+                stream.from = entry.trellis + (8 * block0 + at.tile0) * stream.stride +
+                              static_cast<int64_t>(group * p.chunks + at.chunk) * 128 * k2;
+                stream.count = at.tile1 - at.tile0;
+                stream.ring = shared + warp * p.ring_words;
 #define EXL3_START(K2) stream_start<K2>(stream, k2, lane)
                 EXL3_FOR_RATE(k2, entry.codebook, EXL3_START)
 #undef EXL3_START
@@ -59,14 +62,25 @@ static __global__ void __launch_bounds__(32 * MAX_WARPS, 2) experts_b_kernel(con
 #define EXL3_RUN(K2) stream_run<K2, 1, 4>(stream, k2, entry.codebook, lane, sums)
                 EXL3_FOR_RATE(k2, entry.codebook, EXL3_RUN)
 #undef EXL3_RUN
+                /* What the first task of this warp wants of memory, while the sums are put together. */
+                const auto scale_at = [&](int task, int row_here) {
+                    return scales + (group * p.chunks + task - row_here * here) * CHUNK;
+                };
+                const auto weight_of = [&](int row) { return row < p.slots ? __ldcg(p.weights + row) : 1.0f; };
+                float4 svh = {};
+                float weight = 0.0f;
+                if (warp < some * here) {
+                    const int row_here = divide(warp, stand.by_chunks);
+                    svh = scales_of(scale_at(warp, row_here), lane);
+                    weight = weight_of(list[base + row_here]);
+                }
                 __syncthreads();
                 if (at.works) put_sums<1>(sums, 0, red + warp * RED_WARP, lane);
                 __syncthreads();
                 for (int task = warp; task < some * here; task += p.warps) {
                     const int row_here = divide(task, stand.by_chunks), c = group * p.chunks + task - row_here * here;
                     const int row = list[base + row_here];
-                    const float4 svh = scales_of(entry.svh + c * CHUNK, lane);
-                    const float weight = row < p.slots ? __ldcg(p.weights + row) : 1.0f;
+                    if (task != warp) svh = scales_of(scale_at(task, row_here), lane), weight = weight_of(row);
                     float4 v = take_sums(red, task - row_here * here, here, stand.lanes, row_here, lane);
                     v = finish(v, svh, lane);
                     v = make_float4(v.x * weight, v.y * weight, v.z * weight, v.w * weight);
@@ -77,35 +91,23 @@ static __global__ void __launch_bounds__(32 * MAX_WARPS, 2) experts_b_kernel(con
             }
         }
     }
-    if (!count) wait_for_previous();
+    if (!count) {
+        wait_for_previous();
+        /* A slot without an expert of ours has a row of zeros. */
+        if (expert < 0)
+            for (int c = warp; c < here; c += p.warps)
+                __stcg(reinterpret_cast<float4 *>(p.out + (static_cast<int64_t>(slot) * p.splits + split) * hidden +
+                                                  (group * p.chunks + c) * CHUNK) + lane,
+                       make_float4(0.0f, 0.0f, 0.0f, 0.0f));
+    }
     if (!arrive(p.counters_b + group, (p.slots + p.shared) * p.splits, &flag)) return;
-    /* Rows that a token's slots have in `out`, one after the other: those of invalid ids are not there. */
-    uint32_t valid[MAX_SLOTS / 32];
-#pragma unroll
-    for (int i = 0; i < MAX_SLOTS / 32; ++i)
-        valid[i] = __ballot_sync(~0u, 32 * i + lane < p.slots && slot_expert(p, 32 * i + lane) >= 0);
-    const int rows = p.topk * p.splits, all = rows + p.shared * p.splits;
+    const int rows = p.topk * p.splits;
     for (int task = warp; task < p.tokens * here; task += p.warps) {
         const int token = divide(task, stand.by_chunks), c = group * p.chunks + task - token * here;
-        const float *const own = p.out + static_cast<int64_t>(token) * rows * hidden + c * CHUNK;
-        const float *const shared_own = p.out + (static_cast<int64_t>(p.slots) + token) * p.splits * hidden + c * CHUNK;
-        float4 total = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
-#pragma unroll 1
-        for (int base = 0; base < all; base += 8) {
-            float4 v[8];
-            bool there[8];
-#pragma unroll
-            for (int i = 0; i < 8; ++i) {
-                const int at = base + i, of = token * p.topk + static_cast<int>(divide(at, p.by_splits));
-                const uint32_t mask = of < 64 ? (of < 32 ? valid[0] : valid[1]) : of < 96 ? valid[2] : valid[3];
-                there[i] = at < all && (at >= rows || (mask >> (of & 31) & 1u));
-                const float *const from = at < rows ? own + static_cast<int64_t>(at) * hidden
-                                                    : shared_own + static_cast<int64_t>(at - rows) * hidden;
-                if (there[i]) v[i] = __ldcg(reinterpret_cast<const float4 *>(from) + lane);
-            }
-#pragma unroll
-            for (int i = 0; i < 8; ++i)
-                if (there[i]) add_four(total, v[i]);
+        float4 total = sum_partials<8>(p.out + static_cast<int64_t>(token) * rows * hidden + c * CHUNK, hidden, rows, lane);
+        if (p.shared) {
+            const float *const own = p.out + (static_cast<int64_t>(p.slots) + token) * p.splits * hidden + c * CHUNK;
+            add_four(total, sum_partials<8>(own, hidden, p.splits, lane));
         }
         store_four(p.y, token * p.y_stride + c * CHUNK + 4 * lane, p.fp32, total);
     }

@@ -15,7 +15,7 @@ from pathlib import Path
 LIBRARY = Path(__file__).resolve().parents[1] / "_cuda.so"
 #: Another build of it, for a GPU the installed one is not for.
 OVERRIDE = "SPARK_ATTENTION_LIBRARY"
-ABI = 1
+ABI = 2
 MAX_SPLITS = 64
 
 _BUILD = (
@@ -66,7 +66,7 @@ class Args(ctypes.Structure):
         ("keys", c_int32),
         ("splits", c_int32),
         ("scale", c_float),
-        ("pair", c_int32),
+        ("many", c_int32),
     )
 
 
@@ -93,9 +93,9 @@ class Library:
         library.attention_shared.argtypes = (c_int, c_int, c_int)
         self._library = library
 
-    def shared_bytes(self, keys: int, heads: int, pair: bool) -> int:
-        """Shared memory of a CTA with tiles of ``keys``."""
-        return int(self._library.attention_shared(keys, heads, pair))
+    def shared_bytes(self, keys: int, heads: int, many: bool) -> int:
+        """Shared memory of a CTA with tiles of ``keys``, or of the form for many tokens."""
+        return int(self._library.attention_shared(keys, heads, many))
 
     def sparse(self, args: Args, stream: int) -> None:
         status = self._library.attention_sparse(ctypes.byref(args), stream)

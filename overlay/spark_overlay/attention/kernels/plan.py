@@ -25,12 +25,13 @@ class Shape:
 
 @dataclass(frozen=True)
 class Cuda:
-    """The library's kernel: ``keys`` of a tile (32 or 64), CTAs a token (``splits``); ``pair``: two
-    CTAs on a multiprocessor, with tiles of 32, where it has 200 KB of shared memory."""
+    """The library's kernel: ``keys`` of a tile (32 or 64), CTAs a token (``splits``); ``many``: the
+    form in which a CTA takes whole tokens one after the other, tiles of 64, where a CTA may have
+    210 KB of shared memory (SM90, SM100)."""
 
     keys: int
     splits: int
-    pair: bool = False
+    many: bool = False
 
 
 def shape(
@@ -42,11 +43,11 @@ def shape(
     most = 16 if heads <= 16 else 32
     ctas = tokens * -(-heads // most)
     places = PLACES.get(capability, OTHERS)
-    # Tiles of 64 take 120 KB of shared memory, two CTAs 190 KB; SM86, 89 and 12x have 99 KB.
+    # Tiles of 64 take 120 KB of shared memory; SM86, 89 and 12x have 99 KB.
     large = capability[0] in (9, 10) or capability == (8, 0)
     keys = 64 if by_library and large and ctas > 2 else 32
-    if by_library and capability[0] in (9, 10) and ctas > places:
-        return Cuda(32, 1, pair=True)
+    if by_library and capability[0] in (9, 10) and most == 32 and 2 * ctas > places:
+        return Cuda(64, 1, many=True)
     tiles = max(1, -(-width // keys))
     splits = min(tiles, max(1, places // ctas), MOST_SPLITS)
     # Every CTA takes equally many tiles, the last one fewer: no split is empty.

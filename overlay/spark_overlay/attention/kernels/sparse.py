@@ -192,7 +192,7 @@ def launch_cuda(
     args.out, args.out_token, args.out_head = out.data_ptr(), out.stride(0), out.stride(1)
     args.sink, args.tokens, args.heads = sink.data_ptr(), tokens, heads
     args.keys, args.splits, args.scale = chosen.keys, chosen.splits, scale
-    args.pair = chosen.pair
+    args.many = chosen.many
     for place, source in zip(args.source, sources, strict=False):
         slots, lengths = source.slots, source.lengths
         place.cache, place.stride = source.cache.data_ptr(), source.cache.stride(0)
