@@ -1,6 +1,6 @@
 /* The best of a row's values, a CTA a row: positions by their scores, candidate blocks by their best,
  * positions of candidate blocks. Where values are many, first the blocks of `fan` whose best are best: each
- * that is not chosen has nothing that goes before their bests. */
+ * that is not chosen has nothing that goes before their bests. 64 registers; 46.5 KB of shared memory. */
 #include "launch.hpp"
 #include "ptx.cuh"
 #include "rows.cuh"

@@ -21,25 +21,6 @@ __device__ __forceinline__ uint4 load16(const void *at) {
     return v;
 }
 
-/* 16 or 4 bytes to shared memory. */
-__device__ __forceinline__ void copy16(void *to, const void *from) {
-    asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(static_cast<uint32_t>(__cvta_generic_to_shared(to))), "l"(from)
-                 : "memory");
-}
-
-__device__ __forceinline__ void copy4(void *to, const void *from) {
-    asm volatile("cp.async.ca.shared.global [%0], [%1], 4;" ::"r"(static_cast<uint32_t>(__cvta_generic_to_shared(to))), "l"(from)
-                 : "memory");
-}
-
-__device__ __forceinline__ void copy_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
-
-/* Until all but the last LATER groups of this thread's copies are there. */
-template <int LATER>
-__device__ __forceinline__ void copy_wait() {
-    asm volatile("cp.async.wait_group %0;" ::"n"(LATER) : "memory");
-}
-
 /* Between two launches of which the second may start early: the first says that its CTAs all run, the
  * second waits for its end before it reads what it wrote. No-ops where the chip has no such thing. */
 __device__ __forceinline__ void let_next_start() {

@@ -1,5 +1,6 @@
 /* Scores of up to eight rows of a request over all its keys. The rows' heads lie in shared memory as A
- * operands; a warp makes its 32 keys fp16 once and multiplies them by one row after the other. */
+ * operands; a warp makes its 32 keys fp16 once and multiplies them by one row after the other. 179 to 190
+ * registers; 8.3 KB of shared memory a row. */
 #include "scores.cuh"
 
 namespace indexer {

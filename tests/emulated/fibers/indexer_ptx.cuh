@@ -29,11 +29,6 @@ inline uint4 load16(const void *at) {
     return v;
 }
 
-inline void copy16(void *to, const void *from) { std::memcpy(to, from, 16); }
-inline void copy4(void *to, const void *from) { std::memcpy(to, from, 4); }
-inline void copy_commit() {}
-template <int LATER>
-void copy_wait() {}
 inline void let_next_start() {}
 inline void wait_for_previous() {}
 
