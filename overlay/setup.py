@@ -1,6 +1,6 @@
 """Builds the native libraries beside what pyproject.toml says: Engram's row store by a C++
-compiler, EXL3's and attention's kernels by nvcc for this machine's GPU or for those that
-SPARK_CUDA_ARCH names.
+compiler, the CUDA kernels (EXL3, attention, the indexer) by nvcc for this machine's GPU or
+for those that SPARK_CUDA_ARCH names.
 
 Without the compiler the overlay installs all the same; serving then says what is missing.
 """
@@ -32,12 +32,15 @@ def extension(name: str, sources: list[Path], depends: list[Path]) -> Extension:
 ENGRAM = extension(
     "spark_overlay.engram._native", build.sources(), sorted(build.ENGRAM.glob("*.h*"))
 )
-EXL3 = extension("spark_overlay.exl3._cuda", build_cuda.sources(), build_cuda.headers())
-ATTENTION = extension(
-    "spark_overlay.attention._cuda",
-    build_cuda.sources(build_cuda.ATTENTION),
-    build_cuda.headers(build_cuda.ATTENTION),
-)
+#: Folder of overlay/csrc -> the library built of it.
+CUDA = {
+    folder: extension(
+        f"spark_overlay.{folder.name}._cuda",
+        build_cuda.sources(folder),
+        build_cuda.headers(folder),
+    )
+    for folder in (build_cuda.EXL3, build_cuda.ATTENTION, build_cuda.INDEXER)
+}
 
 
 class BuildNative(build_ext):
@@ -49,14 +52,13 @@ class BuildNative(build_ext):
     def build_extension(self, ext: Extension) -> None:
         out = Path(self.get_ext_fullpath(ext.name))
         try:
-            if ext is EXL3:
-                build_cuda.build(out)
-            elif ext is ATTENTION:
-                build_cuda.build(out, files=build_cuda.sources(build_cuda.ATTENTION))
-            else:
+            for folder, library in CUDA.items():
+                if ext is library:
+                    build_cuda.build(out, files=build_cuda.sources(folder))
+            if ext is ENGRAM:
                 build.build(out)
         except (build.BuildError, build_cuda.BuildError) as error:
             print(f"warning: {ext.name} is not built: {error}", file=sys.stderr)
 
 
-setup(ext_modules=[ENGRAM, EXL3, ATTENTION], cmdclass={"build_ext": BuildNative})
+setup(ext_modules=[ENGRAM, *CUDA.values()], cmdclass={"build_ext": BuildNative})

@@ -6,6 +6,8 @@
 One row: one layer's indexer for one step: scores, candidate blocks, choice. ``plain`` is a layer
 without candidates, ``write`` layer 20, ``limited`` one of 24 to 36.
 
+by       CUDA, where the library is, else Triton; ``triton``: by Triton all the same, ``mixed``: its
+         scores with the library's choice.
 us       median of RUNS replays of a CUDA graph that holds calls over several sets of keys, one
          after the other, by the number of calls (SETS_BYTES of keys before one is read again).
 floor    the larger of: the bytes of the keys it must read (each request's once; limited: each
@@ -62,7 +64,7 @@ class Bench:
     def __init__(self) -> None:
         import torch
 
-        from spark_overlay.indexer.kernels.launch import Selection
+        from spark_overlay.indexer.kernels.launch import Selection, with_tuning
 
         self.copy = timing.copy_ceiling()
         device = torch.cuda.get_device_name()
@@ -70,14 +72,20 @@ class Bench:
         self.stock = importlib.util.find_spec("vllm") is not None
         self.workspace = torch.empty(256 << 18, dtype=torch.int32, device="cuda")
         self.layer = Selection(1, made.COUNT, self.workspace)
+        #: The same launches by Triton alone, and its scores with the library's choice.
+        self.others = {
+            "triton": with_tuning(self.layer, library=False),
+            "mixed": with_tuning(self.layer, library_rows=0),
+        }
 
-    def ours(self, one: Inputs, kind: str) -> Callable[[], Any]:
+    def ours(self, one: Inputs, kind: str, layer: Any = None) -> Callable[[], Any]:
         from spark_overlay.indexer.kernels.launch import Candidates
 
         candidates = None
         if kind != "plain":
             candidates = Candidates(one.chosen, made.SIZE, kind == "write")
-        return lambda: self.layer(one.q, one.weights, one.cache, one.step, one.final, candidates)
+        layer = layer or self.layer
+        return lambda: layer(one.q, one.weights, one.cache, one.step, one.final, candidates)
 
     def scores(self, one: Inputs, kind: str) -> Callable[[], Any]:
         """The scoring launch alone."""
@@ -90,12 +98,20 @@ class Bench:
         scored = made.BLOCKS * made.SIZE if limited else width
         used = sizes.plan(scored, fan)
         rows = min(rows, self.workspace.numel() // used.numbers)
-        held = launch.Rows(one.step, 0, rows, width, *self.layer._parts(used, rows))
+        by = self.by_library(one)
+        held = launch.Rows(one.step, 0, rows, width, *self.layer._parts(used, rows), by, by)
         given = (one.q.view(torch.uint8), one.weights, one.cache, held)
         if limited:
             candidates = launch.Candidates(one.chosen, made.SIZE, False)
             return lambda: self.layer._candidate_scores(*given, candidates, fan)
         return lambda: self.layer._scores(*given, fan)
+
+    def by_library(self, one: Inputs) -> bool:
+        from spark_overlay.indexer.kernels import launch_cuda
+
+        fan = self.layer.tuning.fan
+        step = one.step
+        return launch_cuda.serves(one.q, one.cache, step, step.bound, made.COUNT, fan, None)
 
     def floor(self, shape: Shape, kind: str) -> tuple[float, str]:
         """us, and what decides it."""
@@ -118,6 +134,7 @@ class Bench:
         floor, of = self.floor(shape, kind)
         values: Values = {
             "us": round(statistics.median(us), 2),
+            "by": "CUDA" if self.by_library(one=sets[0]) else "Triton",
             "us_least": round(min(us), 2),
             "us_most": round(max(us), 2),
             "floor_us": round(floor, 2),
@@ -129,6 +146,10 @@ class Bench:
                 "scores_us": round(alone, 2),
                 "scores_share_of_floor": round(floor / alone, 3),
             }
+        if kind == "plain" and self.by_library(sets[0]):
+            for name, layer in self.others.items():
+                other = timing.graph_us([self.ours(one, kind, layer) for one in sets])
+                values[f"{name}_us"] = round(statistics.median(other), 2)
         sets[0].final.fill_(99)
         self.ours(sets[0], kind)()
         mine = sets[0].final.clone()
@@ -154,11 +175,24 @@ class Bench:
         return ok, values
 
 
+def compile_all(bench: Bench, names: list[str]) -> None:
+    """Every call once, so that a run that is timed after this one compiles nothing."""
+    import torch
+
+    for shape in [*DECODE, *PREFILL]:
+        if not names or any(name in shape.name for name in names):
+            (one,) = made.sets_of(shape, 1)
+            for kind in KINDS:
+                for layer in (bench.layer, *bench.others.values()):
+                    bench.ours(one, kind, layer)()
+    torch.cuda.synchronize()
+
+
 def rows_of(bench: Bench, names: list[str], until: float) -> Iterator[tuple[str, bool, Values]]:
     for shape in [*DECODE[:8], *PREFILL, *DECODE[8:]]:
         if names and not any(name in shape.name for name in names):
             continue
-        sets = made.sets_of(shape)
+        sets = made.sets_of(shape, 12 if shape in DECODE else 2)
         for kind in KINDS:
             if kind == "limited" and shape.context <= made.BLOCKS * made.SIZE:
                 continue
@@ -178,12 +212,16 @@ def main() -> int:
     options.add_argument("names", nargs="*", help="parts of shapes' names (default: all)")
     options.add_argument("--json", type=Path, help="where the result goes")
     options.add_argument("--seconds", type=float, default=600.0, help="no row begins later")
+    options.add_argument("--compile", action="store_true", help="compile alone, time nothing")
     options.add_argument("--commit", help="where git cannot say it")
     given = options.parse_args()
     from gpu import run as gpu_run
 
     began = last = time.monotonic()
     bench = Bench()
+    if given.compile:
+        compile_all(bench, given.names)
+        return 0
     result = gpu_run.host(given.commit or gpu_run.commit_here(), "cuda")
 
     def add(name: str, ok: bool, values: Values) -> None:

@@ -102,6 +102,8 @@ def rows_of(counts: Sequence[int], peer: bool, runs: int, copy: float) -> Iterat
         for count in counts:
             blocks = -(-count // BLOCK) + 1
             first = cases.draw(count, blocks * BLOCK, HEADS, 3).to("cuda")
+            if count == 1:  # the one row is written, at either ratio
+                first.slots[0], first.positions[0] = 3, 77
             given = []
             for _ in range(SETS):
                 given.append(cases.Rows(**vars(first)))

@@ -36,7 +36,7 @@ import timing  # noqa: E402
 Call = Callable[[], Any]
 Values = dict[str, Any]
 HIDDEN = 5120
-ROWS = (1, 4, 6, 12, 16, 17, 32, 33, 64, 256, 2048)
+ROWS = (1, 4, 6, 8, 12, 16, 17, 32, 33, 64, 256, 2048)
 #: Up to here vLLM's fused kernel asks no DeepGEMM.
 SAME = 32
 
@@ -108,6 +108,22 @@ def off(one: Any, found: Sequence[Any], write_back: bool) -> tuple[float, float]
     return worst[2], worst[4]
 
 
+def compile_peers(counts: Sequence[int]) -> None:
+    """Each of vLLM's calls once: its kernels are compiled, and kept for the run that is timed."""
+    import torch
+    from gpu import mhc_cases as cases
+
+    n = cases.NUMBERS
+    numbers = (n.rms_eps, n.pre_eps, n.sinkhorn_eps, n.post_gain, n.iterations)
+    for count in counts:
+        one = cases.draw(count, HIDDEN, 1).to("cuda")
+        for call, deep_gemm in theirs().values():
+            deep_gemm()
+            fused(call["fused"], one, numbers, n.norm_eps)
+            read(call["read"], one, numbers, n.norm_eps)
+    torch.cuda.synchronize()
+
+
 def rows_of(bench: Bench, counts: Sequence[int]) -> Iterator[tuple[str, bool, Values]]:
     from gpu import mhc_cases as cases
 
@@ -177,11 +193,15 @@ def main() -> int:
     options.add_argument("--json", type=Path, help="where the result goes")
     options.add_argument("--quick", action="store_true", help="three replays each")
     options.add_argument("--peer", action="store_true", help="vLLM's kernels too (minutes)")
+    options.add_argument("--compile", action="store_true", help="vLLM's kernels, and time nothing")
     options.add_argument("--rows", type=int, nargs="*", default=ROWS)
     options.add_argument("--commit", help="where git cannot say it")
     given = options.parse_args()
     from gpu import run as gpu_run
 
+    if given.compile:
+        compile_peers(given.rows)
+        return 0
     began = last = time.perf_counter()
     bench = Bench(3 if given.quick else 7, given.peer)
     result = gpu_run.host(given.commit or gpu_run.commit_here(), "cuda")

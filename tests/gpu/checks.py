@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from gpu import attention_checks, engines, engram_checks, hidden_checks
+from gpu import attention_checks, engines, engram_checks, hidden_checks, launches
 from gpu.bench import Bench, Check, ours
 from gpu.engines import ENGINES
 from gpu.said import TIE, Values, classes, parting
@@ -232,6 +232,17 @@ def same_tokens(one: str, other: str) -> Callable[[Bench], tuple[bool, Values]]:
     return judge
 
 
+def launched(*names: str) -> Callable[[Bench], tuple[bool, Values]]:
+    """Of each engine what a decode step launches; wrong where nothing was counted."""
+
+    def judge(bench: Bench) -> tuple[bool, Values]:
+        found = {name: launches.a_step(bench.answers[name]) for name in names}
+        counted = all(one["launches"] > 0 for one in found.values())
+        return counted or bench.device == "cpu", dict(found)
+
+    return judge
+
+
 def hidden(judge: Callable[[Bench], tuple[bool, Values]], engine: str) -> Any:
     """``judge`` of an engine that was held, and the overlay's attention computed there."""
     return hidden_checks.held(attention_checks.by_class(judge, engine), engine)
@@ -314,6 +325,9 @@ CHECKS: tuple[Check, ...] = (
     Check("hidden-again", ("hidden-graphs",), 1,
           "after a cached beginning as from nothing, in a padded batch as alone",
           attention_checks.again("hidden-graphs")),
+    Check("launches", ("stock-graphs", "hidden-graphs"), 1,
+          "what one decode step launches: stock, and held to an SM80 with all else hidden",
+          launched("stock-graphs", "hidden-graphs")),
     Check("hidden-tokens", ("hidden-eager", "hidden-graphs"), 1,
           "the same tokens eager and in CUDA graphs, up to a tie",
           same_tokens("hidden-eager", "hidden-graphs")),

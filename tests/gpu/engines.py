@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from gpu import hidden
+from gpu import hidden, launches
 
 TESTS = Path(__file__).resolve().parents[1]
 OVERLAY = TESTS.parent / "overlay"
@@ -38,6 +38,7 @@ class Engine:
     firsts: bool = False  # also the first token after each of many prompts
     again: bool = False  # also the longest prompt anew and after a cached beginning, and a batch
     drafts: bool = False  # replies of a known continuation, and what was drafted and accepted
+    launched: bool = False  # also how many kernels a decode step launches (launches.py)
     hidden: bool = False  # held to an SM80, with nothing of newer GPUs to be found (hidden.py)
     engram: bool = False  # both Engram layers in each step (see twin.py)
     options: Mapping[str, Any] = field(default_factory=dict)
@@ -75,7 +76,11 @@ ADAPTIVE = {
 CHOSEN: Mapping[str, Mapping[str, Mapping[str, Any]]] = {
     "portable": {
         "eager": {"taped": True, "options": {**EXACT, **EAGER, **NO_WARMUP}},
-        "graphs": {"again": True, "options": {**EXACT, **GRAPHS, **NO_WARMUP, **CACHED}},
+        "graphs": {
+            "again": True,
+            "launched": True,
+            "options": {**EXACT, **GRAPHS, **NO_WARMUP, **CACHED},
+        },
         "replay": {
             "firsts": True,
             "options": {**GRAPHS, **NO_WARMUP, "max_num_batched_tokens": 2048},
@@ -97,7 +102,7 @@ CHOSEN: Mapping[str, Mapping[str, Mapping[str, Any]]] = {
 }
 ENGINES: Mapping[str, Engine] = {
     "stock-eager": Engine(172, 49, taped=True, options={**EXACT, **EAGER}),
-    "stock-graphs": Engine(173, 45, options={**EXACT, **GRAPHS}),
+    "stock-graphs": Engine(173, 47, launched=True, options={**EXACT, **GRAPHS}),
     "stock-replay": Engine(
         173, 47, firsts=True, options={**GRAPHS, "max_num_batched_tokens": 2048}
     ),
@@ -238,6 +243,8 @@ def steps(engine: Engine, text: Mapping[str, Any], tape: Path) -> list[Step]:
             {**generate("warm", [longest, beginning]), "keep_cache": True},
             {**generate("batch", asked[:3]), "together": True, "keep_cache": False},
         ]
+    if engine.launched:
+        plan += launches.steps(asked[-1])
     if engine.firsts:
         plan.append(generate("firsts", many_prompts(text), 1))
     if engine.taped:

@@ -17,6 +17,8 @@ if ! fits >"$OUT/build.log" 2>&1; then # none, or of another interface
         >>"$OUT/build.log" 2>&1
     echo "attention library: $?, after $((SECONDS - began)) s"
 fi
+. tests/gpu/libraries.sh
+libraries indexer # without it Triton's kernels serve
 
 limit=$((LIMIT - (SECONDS - began)))
 timeout -k 5 $((limit + 5)) python3 tests/gpu/run.py --limit $((limit - 8)) --at-once 6 \

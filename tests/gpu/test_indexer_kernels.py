@@ -174,6 +174,16 @@ def test_equal_scores(workspace: Tensor) -> None:
     assert (final == right).all()
 
 
+@pytest.mark.parametrize("length", [16385, 22498, 30003, 131071])
+def test_scores_below_zero(length: int, workspace: Tensor) -> None:
+    """Nothing that is not there goes before them, whatever a request's last quad holds."""
+    for exact in (True, False):
+        case = cases.make([(1, length), (4, length - 7)], exact=exact, seed=3, device=GPU)
+        case.weights.abs_().neg_()
+        for _ in range(8):
+            assert not cases.wrong(case, run(case, workspace), COUNT, exact=exact)
+
+
 def test_few_rows_at_once(workspace: Tensor) -> None:
     """A workspace that holds the scores of five rows gives the same as one for all."""
     case = cases.make(ragged(33, 20000), padding=2, seed=5, device=GPU)

@@ -89,6 +89,15 @@ class GpuProbe(Probe):
             return {}
         return self._probe_counting.stop()
 
+    def probe_launches(self, start: bool) -> dict[str, Any]:
+        """Start counting what is launched on this GPU, or stop and say (launches.py)."""
+        from gpu.launches import Launches
+
+        if start:
+            self._probe_launched = Launches()
+            return {}
+        return self._probe_launched.stop()
+
     def probe_rows(self) -> list[int]:
         """Rows of each eager pass of the last layer since the last call; starts counting."""
         found: list[int] = getattr(self, "_probe_last", [])

@@ -105,7 +105,7 @@ def _block(hidden: int, most: int) -> int:
 def one_launch(tokens: int, hidden: int) -> OneLaunch:
     """Two steps a program, whose loads are under way at once. More rows: larger programs, so that
     the last to arrive has fewer shares to add."""
-    few = tokens <= 16
+    few = tokens <= 8
     block = _block(hidden, 32 if few else 64)
     each = 2 * block if hidden % (2 * block) == 0 else block
     return OneLaunch(8 if few else 16, MIXES, hidden // each, block, 4)

@@ -15,7 +15,7 @@ import triton
 from torch import Tensor
 
 from spark_overlay.indexer.format import KEY_DIM, STATE_BYTES
-from spark_overlay.indexer.kernels import logits, select
+from spark_overlay.indexer.kernels import launch_cuda, logits, select
 from spark_overlay.indexer.kernels.sizes import (
     DENSE,
     MOST,
@@ -168,6 +168,12 @@ class Selection:
                 scored = candidates.chosen.shape[1] * candidates.size
             else:
                 fan = candidates.size
+        by_library = self.tuning.library and launch_cuda.serves(
+            q, cache, step, width, self.count, fan, candidates
+        )
+        scored_by_library = by_library and (
+            limited or group_for(step.longest, self.tuning.group) <= self.tuning.library_rows
+        )
         used = plan(scored, fan)
         at_once = self.workspace.numel() // used.numbers
         if not at_once:
@@ -178,7 +184,8 @@ class Selection:
         total = final.shape[0]
         for first in range(0, total, at_once):
             last = min(first + at_once, total)
-            rows = Rows(step, first, last, width, *self._parts(used, last - first))
+            parts = self._parts(used, last - first)
+            rows = Rows(step, first, last, width, *parts, by_library, scored_by_library)
             if limited:
                 assert candidates is not None
                 self._candidate_scores(q, weights, cache, rows, candidates, fan)
@@ -207,6 +214,9 @@ class Selection:
         return max(1, min(wanted, -(-width // keys)))
 
     def _scores(self, q: Tensor, weights: Tensor, cache: Tensor, rows: Rows, fan: int) -> None:
+        if rows.scored_by_library:
+            launch_cuda.scores(q, weights, cache, rows, fan, self.ratio, multiprocessors(q.device))
+            return
         tuning, step = self.tuning, rows.step
         group = group_for(step.longest, tuning.group)
         keys, warps, stages = DENSE[group]
@@ -253,6 +263,11 @@ class Selection:
         candidates: Candidates,
         fan: int,
     ) -> None:
+        if rows.scored_by_library:
+            launch_cuda.scores(
+                q, weights, cache, rows, fan, self.ratio, multiprocessors(q.device), candidates
+            )
+            return
         tuning, step, chosen = self.tuning, rows.step, candidates.chosen
         most = chosen.shape[1] * candidates.size
         count = rows.last - rows.first
@@ -301,6 +316,9 @@ class Selection:
         candidates: Candidates | None,
     ) -> None:
         """The best of each row's values, at most ``entries``, to ``final``."""
+        if rows.by_library:
+            launch_cuda.choose(rows, final, kind, entries, fan, self.ratio, candidates)
+            return
         step, count = rows.step, final.shape[1]
         blocks = kind == select.BLOCKS.value
         values = rows.tops if blocks else rows.scores
@@ -354,6 +372,8 @@ class Rows:
     scores: Tensor
     tops: Tensor
     lists: Tensor
+    by_library: bool = False  # chosen of
+    scored_by_library: bool = False
 
 
 def with_tuning(selection: Selection, **changes: int) -> Selection:

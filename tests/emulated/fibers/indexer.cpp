@@ -1,0 +1,31 @@
+/* The indexer's kernels of this CPU. */
+#include "choose.cu"
+#include "scores_many.cu"
+#include "scores_one.cu"
+
+extern "C" {
+
+int indexer_abi(void) { return INDEXER_ABI; }
+const char *indexer_error(void) { return ""; }
+
+int indexer_scores(const indexer_step *step, const indexer_scores_args *args, void *) {
+    using namespace indexer;
+    const dim3 grid = {static_cast<unsigned>(step->requests * args->parts), static_cast<unsigned>(args->splits), 1};
+    emulated::run(THREADS, grid, [=] {
+        if (args->chosen)
+            one_row<true>(*step, *args);
+        else if (args->group == 1)
+            one_row<false>(*step, *args);
+        else
+            many_rows(*step, *args);
+    });
+    return 0;
+}
+
+int indexer_choose(const indexer_step *step, const indexer_choose_args *args, void *) {
+    const auto rows = static_cast<unsigned>(step->rows - step->first_row);
+    emulated::run(indexer::CHOOSERS, {rows, 1, 1}, [=] { indexer::choose(*step, *args); });
+    return 0;
+}
+
+} // extern "C"

@@ -1,0 +1,117 @@
+"""The indexer's CUDA kernels on this CPU: their sources, unchanged but for launches, over a few
+lines that do what their instructions are defined to do (tests/emulated/fibers). Shows where every
+value goes; a GPU shows the rest."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import shutil
+import subprocess
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from gpu import indexer_cases
+
+from spark_overlay.indexer.kernels import launch_cuda, library
+from spark_overlay.indexer.kernels.launch import Candidates, Selection
+
+pytestmark = pytest.mark.rehearsal
+ROOT = Path(__file__).resolve().parents[2]
+COUNT, BLOCKS, SIZE = 512, 2048, 8
+#: What no compiler of the host knows: launches, to the end of a file, and an array of any size.
+LAUNCHES = (
+    r"(template <[^>]*>\n)?cudaError_t launch\w*\(const \w+ &\w+(, const \w+ &\w+)?[^;{]*\{.*"
+)
+SHARED = "extern __shared__ __align__(16) uint8_t memory[];"
+ROOM = "alignas(16) static uint8_t memory[8 * (32 * 128 * 2 + 32 * 4)];"
+
+
+@pytest.fixture(scope="module")
+def emulate(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+    tool = shutil.which("g++")
+    if tool is None:
+        if os.environ.get("SPARK_TEST_DEMAND"):
+            pytest.fail("no g++")
+        pytest.skip("no g++")
+    folder = tmp_path_factory.mktemp("emulated")
+    for file in (ROOT / "overlay/csrc/indexer").iterdir():
+        text = file.read_text()
+        if file.suffix == ".cu":
+            text, cut = re.subn(LAUNCHES, "", text.replace(SHARED, ROOM), flags=re.DOTALL)
+            assert cut == 1 or file.name == "api.cu"
+            text += "\n}" * (text.count("{") - text.count("}"))
+        (folder / file.name).write_text(text)
+    ours = ROOT / "tests/emulated/fibers"
+    shutil.copy(ours / "indexer_ptx.cuh", folder / "ptx.cuh")
+    for name in ("cuda_runtime.h", "indexer.cpp"):
+        shutil.copy(ours / name, folder)
+    out = folder / "emulated.so"
+    argv = [tool, "-std=c++20", "-O1", "-w", "-shared", "-fPIC", f"-I{folder}"]
+    subprocess.run([*argv, str(folder / "indexer.cpp"), "-o", str(out)], check=True)
+    loaded = library.Library(out)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(library, "load", lambda: loaded)
+        patch.setattr(launch_cuda, "serves", lambda *_: True)
+        patch.setattr(torch.cuda, "device", lambda _: contextlib.nullcontext())
+        patch.setattr(torch.cuda, "current_stream", lambda *_: SimpleNamespace(cuda_stream=0))
+        yield None
+
+
+def choice(case: indexer_cases.Case, candidates: Candidates | None = None) -> torch.Tensor:
+    workspace = torch.full((1 << 20,), 0x7FC00000, dtype=torch.int32)
+    final = torch.full((len(case.visible), COUNT), 99, dtype=torch.int32)
+    layer = Selection(case.ratio, COUNT, workspace)
+    layer(case.q, case.weights, case.cache, case.step, final, candidates)
+    return final
+
+
+@pytest.mark.parametrize(
+    ("requests", "how"),
+    [
+        ([(1, 900), (1, 700)], {"padding": 1}),
+        ([(1, 1500)], {"exact": True}),
+        ([(3, 900), (1, 50), (2, 800)], {"padding": 2, "gap": 144}),
+        ([(6, 2900)], {"ratio": 2, "states": 32, "exact": True}),
+        ([(1, 16600)], {}),
+        ([(1, 16501)], {"exact": True, "below": True}),
+    ],
+)
+def test_what_the_indexer_chooses(
+    emulate: Any, requests: list[tuple[int, int]], how: dict[str, Any]
+) -> None:
+    """One row and many, pages of 64 and 32, ties by the hundred, scores below zero, and contexts of
+    which blocks are chosen first."""
+    how = dict(how)
+    below = how.pop("below", False)
+    case = indexer_cases.make(requests, seed=len(requests), **how)
+    if below:
+        case.weights.abs_().neg_()
+    exact = how.get("exact", False)
+    assert not indexer_cases.wrong(case, choice(case), COUNT, exact=exact)
+
+
+@pytest.mark.parametrize("exact", [True, False])
+def test_candidate_blocks_and_what_is_chosen_of_them(emulate: Any, exact: bool) -> None:
+    case = indexer_cases.make([(1, 16600)], exact=exact, seed=5)
+    chosen = torch.full((len(case.visible), BLOCKS), 99, dtype=torch.int32)
+    candidates = Candidates(chosen, SIZE, True)
+    assert not indexer_cases.wrong(case, choice(case, candidates), COUNT, exact=exact)
+    blocks = (BLOCKS, SIZE)
+    assert not indexer_cases.wrong(case, chosen, BLOCKS, exact=exact, blocks=blocks)
+    case.q = case.q.flip(1).contiguous()
+    final = choice(case, replace(candidates, write=False))
+    assert not indexer_cases.wrong(case, final, COUNT, exact=exact, limit=(chosen, SIZE))
+
+
+def test_equal_scores(emulate: Any) -> None:
+    """Every score is a zero: the first positions are chosen."""
+    case = indexer_cases.make([(1, 16400)], exact=True)
+    case.weights.zero_()
+    assert torch.equal(choice(case), torch.arange(COUNT, dtype=torch.int32)[None])
