@@ -239,7 +239,8 @@ __device__ __forceinline__ void multiply(const GroupedLaunch &p, const Side &s, 
             for (int t = 0; t < C::CT; ++t) {
                 if (K2 && t + 1 < C::CT) {
                     decoder.decode(next, a[(t + 1) & 1]);
-                    next = decoder.load(weights + (t + 2) * tile_bytes, s.k2, s.codebook); /* at last the next k-tile's first */
+                    next = decoder.load(weights + (t + 2) * tile_bytes, s.k2, s.codebook); /* at last the next k-tile's first; at
+                        a stage's end what another warp's copy may be writing (racecheck says so): never used */
                 }
 #pragma unroll
                 for (int g = 0; g < NG; ++g) mma(d[t][g], a[K2 ? t & 1 : 0], b[g].x, b[g].y);
