@@ -122,8 +122,8 @@ def test_heads(heads: int, by_library: bool) -> None:
         agree(q, ragged(tokens, heads), shape_of(by_library, tokens, heads, 640), sink[:heads])
 
 
-@pytest.mark.parametrize("heads", HEADS)
-@pytest.mark.parametrize("tokens", [1, 2, 33, 131, 132, 133, 265, 700])
+@pytest.mark.parametrize("heads", [12, 20, 40, 64])
+@pytest.mark.parametrize("tokens", [1, 33, 131, 133, 265, 700])
 def test_the_form_for_many_tokens_takes_any_number(tokens: int, heads: int) -> None:
     """Of a CTA each: none, one, several, and one more than all have; most tokens end in the middle
     of a tile, some have none."""
