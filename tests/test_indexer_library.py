@@ -28,7 +28,7 @@ STRUCTURES = {
     "indexer_scores_args": "ScoresArgs",
     "indexer_choose_args": "ChooseArgs",
 }
-NUMBERS = ("ABI", "HEADS", "MOST_ROWS", "MOST_CHOSEN", "DIRECT", "MOST_ENTRIES")
+NUMBERS = ("ABI", "HEADS", "MOST_CHOSEN", "DIRECT", "MOST_ENTRIES")
 
 
 @pytest.fixture(scope="module")

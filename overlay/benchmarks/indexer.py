@@ -6,8 +6,7 @@
 One row: one layer's indexer for one step: scores, candidate blocks, choice. ``plain`` is a layer
 without candidates, ``write`` layer 20, ``limited`` one of 24 to 36.
 
-by       CUDA, where the library is, else Triton; ``triton``: by Triton all the same, ``mixed``: its
-         scores with the library's choice.
+by       CUDA, where the library chooses, else Triton; ``triton``: by Triton all the same.
 us       median of RUNS replays of a CUDA graph that holds calls over several sets of keys, one
          after the other, by the number of calls (SETS_BYTES of keys before one is read again).
 floor    the larger of: the bytes of the keys it must read (each request's once; limited: each
@@ -72,11 +71,7 @@ class Bench:
         self.stock = importlib.util.find_spec("vllm") is not None
         self.workspace = torch.empty(256 << 18, dtype=torch.int32, device="cuda")
         self.layer = Selection(1, made.COUNT, self.workspace)
-        #: The same launches by Triton alone, and its scores with the library's choice.
-        self.others = {
-            "triton": with_tuning(self.layer, library=False),
-            "mixed": with_tuning(self.layer, library_rows=0),
-        }
+        self.by_triton = with_tuning(self.layer, library=False)
 
     def ours(self, one: Inputs, kind: str, layer: Any = None) -> Callable[[], Any]:
         from spark_overlay.indexer.kernels.launch import Candidates
@@ -91,7 +86,7 @@ class Bench:
         """The scoring launch alone."""
         import torch
 
-        from spark_overlay.indexer.kernels import launch, sizes
+        from spark_overlay.indexer.kernels import launch, launch_cuda, sizes
 
         rows, width, fan = one.final.shape[0], one.step.bound, self.layer.tuning.fan
         limited = kind == "limited" and width > made.BLOCKS * made.SIZE
@@ -99,7 +94,8 @@ class Bench:
         used = sizes.plan(scored, fan)
         rows = min(rows, self.workspace.numel() // used.numbers)
         by = self.by_library(one)
-        held = launch.Rows(one.step, 0, rows, width, *self.layer._parts(used, rows), by, by)
+        scored = by and launch_cuda.scores_too(one.step, limited)
+        held = launch.Rows(one.step, 0, rows, width, *self.layer._parts(used, rows), by, scored)
         given = (one.q.view(torch.uint8), one.weights, one.cache, held)
         if limited:
             candidates = launch.Candidates(one.chosen, made.SIZE, False)
@@ -147,9 +143,8 @@ class Bench:
                 "scores_share_of_floor": round(floor / alone, 3),
             }
         if kind == "plain" and self.by_library(sets[0]):
-            for name, layer in self.others.items():
-                other = timing.graph_us([self.ours(one, kind, layer) for one in sets])
-                values[f"{name}_us"] = round(statistics.median(other), 2)
+            other = timing.graph_us([self.ours(one, kind, self.by_triton) for one in sets])
+            values["triton_us"] = round(statistics.median(other), 2)
         sets[0].final.fill_(99)
         self.ours(sets[0], kind)()
         mine = sets[0].final.clone()
@@ -183,7 +178,7 @@ def compile_all(bench: Bench, names: list[str]) -> None:
         if not names or any(name in shape.name for name in names):
             (one,) = made.sets_of(shape, 1)
             for kind in KINDS:
-                for layer in (bench.layer, *bench.others.values()):
+                for layer in (bench.layer, bench.by_triton):
                     bench.ours(one, kind, layer)()
     torch.cuda.synchronize()
 

@@ -48,8 +48,8 @@ int check(const indexer_scores_args &a) {
     if (a.states < 32 || (a.states & (a.states - 1)))
         return refuse(INDEXER_BAD_ARGUMENT, "pages of %d keys; a power of two, 32 at least", a.states);
     if (a.fan != 8 && a.fan != 16) return refuse(INDEXER_BAD_ARGUMENT, "the best of %d; 8 or 16", a.fan);
-    if (a.group < 1 || a.group > INDEXER_MOST_ROWS || a.parts < 1 || a.splits < 1 || a.splits > 65535)
-        return refuse(INDEXER_BAD_ARGUMENT, "%d rows a CTA, %d parts, %d splits", a.group, a.parts, a.splits);
+    if (a.parts < 1 || a.splits < 1 || a.splits > 65535)
+        return refuse(INDEXER_BAD_ARGUMENT, "%d parts, %d splits", a.parts, a.splits);
     return INDEXER_OK;
 }
 

@@ -14,7 +14,6 @@
 #define INDEXER_CUDA 2
 
 #define INDEXER_HEADS 32
-#define INDEXER_MOST_ROWS 8
 #define INDEXER_MOST_CHOSEN 2048
 #define INDEXER_DIRECT 16384
 #define INDEXER_MOST_ENTRIES 131072
@@ -52,9 +51,8 @@ typedef struct {
     int64_t chosen_row;
     int32_t chosen_count;
     int32_t blocks, states, fan; /* pages of the cache; keys of one: a multiple of 32; 8 or 16 */
-    int32_t group;               /* rows of a request that a CTA takes: 1 to 8 */
-    int32_t parts;               /* CTAs that share a request's rows */
-    int32_t splits;              /* CTAs that share the keys */
+    int32_t parts;               /* CTAs that share a request's rows, one at a time */
+    int32_t splits;              /* CTAs that share a row's keys */
 } indexer_scores_args;
 
 typedef struct {

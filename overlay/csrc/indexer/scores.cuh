@@ -16,7 +16,7 @@
 namespace indexer {
 
 constexpr int THREADS = 128, WARPS = THREADS / 32, DIM = 128, HEADS = INDEXER_HEADS, KEYS = 32, NT = KEYS / 8, STEPS = 8;
-constexpr int CTAS = 3, MANY_CTAS = 2; /* on a multiprocessor at once, of one row and of many */
+constexpr int CTAS = 3, CANDIDATE_CTAS = 2; /* on a multiprocessor at once */
 constexpr float UNDO = 65536.f;
 
 /* Codes 1 and 3 of a word, codes 0 and 2. */
@@ -63,14 +63,6 @@ __device__ __forceinline__ float best(float value, int fan) {
     value = fmaxf(value, __shfl_xor_sync(0xffffffffu, value, 4));
     if (fan == 16) value = fmaxf(value, __shfl_xor_sync(0xffffffffu, value, 8));
     return value;
-}
-
-__device__ __forceinline__ void add_heads(float (&sums)[NT][2], const float (&acc)[NT][4], float low, float high) {
-#pragma unroll
-    for (int n = 0; n < NT; ++n)
-#pragma unroll
-        for (int c = 0; c < 2; ++c)
-            sums[n][c] += low * fmaxf(acc[n][c], 0.f) + high * fmaxf(acc[n][c + 2], 0.f);
 }
 
 __device__ __forceinline__ void store(const indexer_scores_args &a, int64_t line, int start, int bound, float value,

@@ -1,7 +1,6 @@
 /* The indexer's kernels of this CPU. */
 #include "choose.cu"
-#include "scores_many.cu"
-#include "scores_one.cu"
+#include "scores.cu"
 
 extern "C" {
 
@@ -14,10 +13,8 @@ int indexer_scores(const indexer_step *step, const indexer_scores_args *args, vo
     emulated::run(THREADS, grid, [=] {
         if (args->chosen)
             one_row<true>(*step, *args);
-        else if (args->group == 1)
-            one_row<false>(*step, *args);
         else
-            many_rows(*step, *args);
+            one_row<false>(*step, *args);
     });
     return 0;
 }

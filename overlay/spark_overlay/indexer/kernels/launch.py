@@ -171,9 +171,7 @@ class Selection:
         by_library = self.tuning.library and launch_cuda.serves(
             q, cache, step, width, self.count, fan, candidates
         )
-        scored_by_library = by_library and (
-            limited or group_for(step.longest, self.tuning.group) <= self.tuning.library_rows
-        )
+        scored_by_library = by_library and launch_cuda.scores_too(step, limited)
         used = plan(scored, fan)
         at_once = self.workspace.numel() // used.numbers
         if not at_once:

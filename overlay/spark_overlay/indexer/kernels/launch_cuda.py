@@ -1,5 +1,9 @@
-"""The launches of one call by the CUDA library: the same results as Triton's kernels, which take
-what it does not (other numbers of heads, pages it cannot read, longer contexts)."""
+"""The launches of one call by the CUDA library: the same results as Triton's kernels.
+
+The library chooses; it scores where a request has one row, and candidates of a decode step. Of
+several rows that share their keys Triton's scores are as fast, and of a prompt's faster. Triton's
+also take what the library does not: other numbers of heads, pages it cannot read, longer contexts.
+"""
 
 from __future__ import annotations
 
@@ -15,9 +19,10 @@ if TYPE_CHECKING:
     from spark_overlay.indexer.kernels.launch import Candidates, Rows, Step
 
 KEYS, WARPS = 32, 4  # keys of a warp, warps of a CTA
-#: CTAs that a multiprocessor holds at once: of one row, of many, of candidates.
-ONE, MANY, CANDIDATES = 3, 2, 2
+CTAS, CANDIDATE_CTAS = 3, 2  # that a multiprocessor holds at once
 POSITIONS_MOST, CANDIDATE_SIZE = 512, 8
+#: Rows of a request in a decode step, at most.
+DECODED = 8
 
 
 def serves(
@@ -48,6 +53,11 @@ def serves(
     return pages and aligned and few
 
 
+def scores_too(step: Step, limited: bool) -> bool:
+    """Whether of a call that the library serves it makes the scores, too."""
+    return step.longest <= (DECODED if limited else 1)
+
+
 def step_of(rows: Rows, ratio: int) -> StepArgs:
     step = rows.step
     return StepArgs(
@@ -75,13 +85,11 @@ def scores(
     """Fill ``rows.scores`` and ``rows.tops``: of all positions, or of ``candidates``."""
     step = rows.step
     requests = step.starts.shape[0] - 1
-    longest = max(step.longest, 1)
+    parts = max(step.longest, 1)
     width = rows.width
-    group = 1 if candidates is not None else min(longest, library.MOST_ROWS)
-    parts = -(-longest // group)
     if candidates is not None:
         width = candidates.chosen.shape[1] * candidates.size
-    ctas = CANDIDATES if candidates is not None else ONE if group == 1 else MANY
+    ctas = CTAS if candidates is None else CANDIDATE_CTAS
     wanted = ctas * multiprocessors // (requests * parts)
     splits = max(1, min(wanted, -(-width // (KEYS * WARPS)), 65535))
     args = ScoresArgs(
@@ -98,7 +106,6 @@ def scores(
         blocks=cache.shape[0],
         states=cache.shape[1],
         fan=fan,
-        group=group,
         parts=parts,
         splits=splits,
     )

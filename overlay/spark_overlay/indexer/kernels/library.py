@@ -16,7 +16,7 @@ LIBRARY = Path(__file__).resolve().parents[1] / "_cuda.so"
 #: Another build of it, for a GPU the installed one is not for.
 OVERRIDE = "SPARK_INDEXER_LIBRARY"
 ABI = 1
-HEADS, MOST_ROWS, MOST_CHOSEN, DIRECT, MOST_ENTRIES = 32, 8, 2048, 16384, 131072
+HEADS, MOST_CHOSEN, DIRECT, MOST_ENTRIES = 32, 2048, 16384, 131072
 
 _BUILD = (
     "Build it on the machine with the GPU: python3 overlay/csrc/build_cuda.py --indexer {path} "
@@ -63,7 +63,6 @@ class ScoresArgs(ctypes.Structure):
         ("blocks", c_int32),
         ("states", c_int32),
         ("fan", c_int32),
-        ("group", c_int32),
         ("parts", c_int32),
         ("splits", c_int32),
     )

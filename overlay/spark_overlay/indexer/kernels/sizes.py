@@ -38,7 +38,6 @@ class Tuning:
     last: int = 8192
     choice_warps: int = 16
     library: bool = True  # the CUDA library where it is and can
-    library_rows: int = 8  # rows of a request up to which it scores, too
 
 
 @dataclass(frozen=True)

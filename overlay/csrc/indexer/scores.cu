@@ -68,7 +68,7 @@ __device__ __forceinline__ float scale_of(const Place<CANDIDATES> &at) {
 }
 
 template <bool CANDIDATES>
-__global__ void __launch_bounds__(THREADS, CANDIDATES ? 2 : CTAS)
+__global__ void __launch_bounds__(THREADS, CANDIDATES ? CANDIDATE_CTAS : CTAS)
     one_row(const __grid_constant__ indexer_step step, const __grid_constant__ indexer_scores_args a) {
     let_next_start();
     const int lane = static_cast<int>(threadIdx.x) & 31, g = lane >> 2, t = lane & 3;
@@ -149,7 +149,7 @@ __global__ void __launch_bounds__(THREADS, CANDIDATES ? 2 : CTAS)
 
 } // namespace
 
-cudaError_t launch_one_row(const indexer_step &step, const indexer_scores_args &args, cudaStream_t stream) {
+cudaError_t launch_scores(const indexer_step &step, const indexer_scores_args &args, cudaStream_t stream) {
     const dim3 grid(static_cast<unsigned>(step.requests) * args.parts, args.splits);
     if (args.chosen)
         one_row<true><<<grid, THREADS, 0, stream>>>(step, args);
