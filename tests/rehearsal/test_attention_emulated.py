@@ -35,7 +35,9 @@ def emulate(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
         pytest.skip("no g++")
     folder = tmp_path_factory.mktemp("emulated")
     source, ours = ROOT / "overlay/csrc/attention", ROOT / "tests/emulated"
-    for name in ("attend.cuh", "many.cuh", "numbers.cuh", "launch.hpp", "api.h"):
+    for name in (
+        "attend.cuh", "many.cuh", "unpack.cuh", "finish.cuh", "numbers.cuh", "launch.hpp", "api.h",
+    ):  # fmt: skip
         text = (source / name).read_text()
         assert (SHARED in text) == (name in ("attend.cuh", "many.cuh"))
         (folder / name).write_text(text.replace(SHARED, ""))  # the emulated array instead
