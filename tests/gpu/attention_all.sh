@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Sparse attention on a GPU, all in one call:
 #   OUT=DIR [LIMIT=75] [COMMIT=ID] bash tests/gpu/attention_all.sh bench    timed: nothing else may run
-#   OUT=DIR [LIMIT=150]            bash tests/gpu/attention_all.sh tests    may run beside other work
+#   OUT=DIR [LIMIT=330]            bash tests/gpu/attention_all.sh tests    may run beside other work
 # bench: attention.py with its chart, beside vLLM's kernels where vLLM is; then other launches of the
 # attention than the table's. tests: every shape against float64, a few under compute-sanitizer, and,
 # where vLLM is, the error beside its own and FlashMLA's prefill with padded heads.
@@ -35,11 +35,11 @@ if [[ $what == bench ]]; then
     grep -h '^bars' "$OUT/bench.log" | sed 's/, /\n/g' | cut -c1-90
     grep -h '^launch.*many' "$OUT/launches.log" | cut -c1-90
 else
-    LIMIT=${LIMIT:-150}
-    part kernels 60 bash tests/gpu/attention.sh
+    LIMIT=${LIMIT:-330}
+    part kernels 120 bash tests/gpu/attention.sh
     part stock 60 python3 -m pytest -q -s -m gpu -p no:cacheprovider \
         tests/gpu/test_attention_beside_stock.py tests/gpu/test_padded_prefill.py
-    part sanitizer 120 bash tests/gpu/attention.sh --sanitize
+    part sanitizer 150 bash tests/gpu/attention.sh --sanitize
     for name in kernels stock sanitizer; do
         grep -hE '^(FAILED|ERROR)|passed|failed|ERROR SUMMARY|RACECHECK' "$OUT/$name.log" | tail -n 6 | cut -c1-150
     done

@@ -122,13 +122,13 @@ def test_heads(heads: int, by_library: bool) -> None:
         agree(q, ragged(tokens, heads), shape_of(by_library, tokens, heads, 640), sink[:heads])
 
 
-@pytest.mark.parametrize("heads", HEADS)
-@pytest.mark.parametrize("tokens", [1, 2, 33, 131, 132, 133, 265, 700])
+@pytest.mark.parametrize("heads", [12, 20, 40, 64])
+@pytest.mark.parametrize("tokens", [1, 33, 131, 133, 265, 700])
 def test_the_form_for_many_tokens_takes_any_number(tokens: int, heads: int) -> None:
     """Of a CTA each: none, one, several, and one more than all have; most tokens end in the middle
     of a tile, some have none."""
     if not roomy():
-        pytest.skip("needs 210 KB of shared memory")
+        pytest.skip("needs 208 KB of shared memory")
     sources = ragged(tokens, tokens)
     sources[1].slots[::3, 200:] = -1
     sources[1].slots[5::7] = -1

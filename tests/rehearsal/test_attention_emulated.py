@@ -39,7 +39,7 @@ def emulate(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
         text = (source / name).read_text()
         assert (SHARED in text) == (name in ("attend.cuh", "many.cuh"))
         (folder / name).write_text(text.replace(SHARED, ""))  # the emulated array instead
-    for file in ours.iterdir():
+    for file in filter(Path.is_file, ours.iterdir()):
         shutil.copy(file, folder)
     out = folder / "emulated.so"
     argv = [tool, "-std=c++20", "-O1", "-w", "-shared", "-fPIC", "-pthread", f"-I{folder}"]
@@ -100,3 +100,19 @@ def test_a_nan_code_makes_the_token_nan(emulate: Any, many: bool) -> None:
         q, [Source(window, slots)], sink, 0.03, out, None, plan.Cuda(64 if many else 32, 1, many)
     )
     assert out.isnan().all()
+
+
+@pytest.mark.parametrize("many", [False, True])
+def test_records_beyond_two_gibibytes(emulate: Any, many: bool) -> None:
+    """A page that far from the first; of what lies between nothing is touched."""
+    near, stride = cases.cache(2, 32, 1, "cpu"), (1 << 31) + (1 << 20)
+    whole = torch.empty(stride + 32 * 584, dtype=torch.uint8)
+    far = whole.as_strided((2, 32, 584), (stride, 584, 1))
+    far.copy_(near)
+    slots = torch.arange(0, 64, 3, dtype=torch.int32)[None]
+    q, sink = cases.queries(1, 20, 3, "cpu"), torch.zeros(20)
+    out = [torch.full_like(q, math.nan) for _ in range(2)]
+    for cache, to in zip((near, far), out, strict=True):
+        shape = plan.Cuda(64 if many else 32, 1, many)
+        emulate(q, [Source(cache, slots)], sink, 0.03, to, None, shape)
+    assert out[0].isfinite().all() and torch.equal(*out)

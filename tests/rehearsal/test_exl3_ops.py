@@ -288,3 +288,19 @@ def test_a_tuner_tries_legal_plans_and_keeps_what_wins(monkeypatch: pytest.Monke
 
     with pytest.raises(RuntimeError, match="differs from the rule's"):
         tune._best(rule, others, wrong, "here", told.append)
+
+
+def test_a_tuner_takes_what_is_best_in_the_layers_sequence() -> None:
+    table = plan.read(plan.TABLES / "sm_121.json")
+    groups = [tuple(shapes) for shapes, _ in tune.groups_of(2) if shapes[0].k2 == 10]
+    wanted = {shapes: list(tune.group_plans(shapes, 8))[7 + n] for n, shapes in enumerate(groups)}
+    told = list[str]()
+
+    def took(tried: plan.Table) -> float:
+        return 1e-5 * sum(1 - 0.2 * (tried.group.get((s, 8)) == wanted[s]) for s in groups)
+
+    found = tune.in_sequence(table, groups, took, told.append)
+    assert {shapes: found.group_plan(shapes, 4) for shapes in groups} == wanted
+    assert all(found.group_plan(s, 64) == table.group_plan(s, 64) for s in groups)
+    assert "60.0 us by each group's best, 48.0 in sequence" in told[-1]
+    assert tune.in_sequence(table, groups, lambda _: 1.0, told.append).group == table.group

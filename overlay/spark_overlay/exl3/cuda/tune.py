@@ -3,8 +3,10 @@ a pair, or ``python -m spark_overlay.exl3.cuda.tune OUT.json``.
 
 For each group of V4.1's matrices and each number of rows, and for its experts, legal plans are
 timed over weights that the L2 cache cannot hold, each first compared with what the rule gives. Of
-those that agree the fastest is kept where it beats the rule by more than the clock's noise. About a
-minute; the table serves where SPARK_EXL3_TABLE names it, and must be the same on both ranks.
+those that agree the fastest is kept where it beats the rule by more than the clock's noise. For few
+rows the groups of a layer are then timed one after the other, as they run: where launches overlap,
+what is best beside its like need not be so there. About a minute and a half; the table serves where
+SPARK_EXL3_TABLE names it, and must be the same on both ranks.
 """
 
 from __future__ import annotations
@@ -31,6 +33,8 @@ from spark_overlay.exl3.cuda.plan import ExpertsPlan, GroupPlan, Part, Shape
 #: sums of another order, and with experts fp16 roundings between the launches that fall otherwise.
 GAIN, CLOSE, EXPERTS_CLOSE = 0.02, 1e-4, 1e-3
 SETS_BYTES, REPLAYS = 256 << 20, 5
+#: In the layer's sequence: rows, what a plan must win of the whole of it, turns through its groups.
+SEQUENCE_ROWS, SEQUENCE_GAIN, TURNS = 4, 0.003, 2
 TOPK, EXPERTS = 6, 384
 
 Call = Callable[[], Tensor]
@@ -115,21 +119,44 @@ def tuned(table: plan.Table, tp: int, say: Callable[[str], None]) -> plan.Table:
             found = best_group(table, shapes, own, rows, say)
             if found is not None:
                 group[tuple(shapes), rows] = found
+    table = replace(table, group=group)
+    for k2 in (10, 8):
+        layer = [one for one in groups_of(tp) if one[0][0].k2 == k2]
+        table = in_sequence(
+            table, [tuple(shapes) for shapes, _ in layer], layer_seconds(layer), say
+        )
     experts: dict[tuple[int, int, int], ExpertsPlan] = {}
     hidden, inter = 5120, 2304 // tp
-    layer = Layer(hidden, inter, 6)
+    routed = Layer(hidden, inter, 6)
     for slots in plan.SLOT_STEPS:
-        chosen = best_experts(table, layer, slots // TOPK, say)
+        chosen = best_experts(table, routed, slots // TOPK, say)
         if chosen is not None:
             experts[hidden, inter, slots] = chosen
-    return replace(table, group=group, experts=experts)
+    return replace(table, experts=experts)
 
 
 def best_group(
     table: plan.Table, shapes: Sequence[Shape], own: bool, rows: int, say: Callable[[str], None]
 ) -> GroupPlan | None:
-    nbytes = sum(shape.inputs * shape.outputs * shape.k2 // 16 for shape in shapes)
-    sets = [[_matrix(shape) for shape in shapes] for _ in range(max(2, SETS_BYTES // nbytes))]
+    calls = _group_calls(shapes, own, rows, max(2, SETS_BYTES // _bytes(shapes)))
+    rule = table.group_plan(shapes, rows)
+    label = f"{_name(shapes)}, {rows} rows"
+    return _best(rule, group_plans(shapes, rows), calls, label, say)
+
+
+def _bytes(shapes: Sequence[Shape]) -> int:
+    return sum(shape.inputs * shape.outputs * shape.k2 // 16 for shape in shapes)
+
+
+def _name(shapes: Sequence[Shape]) -> str:
+    return f"{'+'.join(f'{s.inputs}x{s.outputs}' for s in shapes)} K2={shapes[0].k2}"
+
+
+def _group_calls(
+    shapes: Sequence[Shape], own: bool, rows: int, count: int
+) -> Callable[[GroupPlan], list[Call]]:
+    """By a plan, a call each of ``count`` sets of random matrices."""
+    sets = [[_matrix(shape) for shape in shapes] for _ in range(count)]
     xs = [_rows(rows, shape.inputs) for shape in (shapes if own else shapes[:1])]
 
     def calls(chosen: GroupPlan) -> list[Call]:
@@ -143,9 +170,43 @@ def best_group(
 
         return [one(parts) for parts in sets]
 
-    rule = table.group_plan(shapes, rows)
-    label = f"{'+'.join(f'{s.inputs}x{s.outputs}' for s in shapes)} K2={shapes[0].k2}, {rows} rows"
-    return _best(rule, group_plans(shapes, rows), calls, label, say)
+    return calls
+
+
+def layer_seconds(layer: Sequence[tuple[list[Shape], bool]]) -> Callable[[plan.Table], float]:
+    """By a table, the time of one pass through all groups of a layer, in their order."""
+    count = max(2, SETS_BYTES // sum(_bytes(shapes) for shapes, _ in layer))
+    made = [(shapes, _group_calls(shapes, own, SEQUENCE_ROWS, count)) for shapes, own in layer]
+
+    def took(table: plan.Table) -> float:
+        each = [calls(table.group_plan(shapes, SEQUENCE_ROWS)) for shapes, calls in made]
+        return seconds([call for turn in zip(*each, strict=True) for call in turn]) * len(made)
+
+    return took
+
+
+def in_sequence(
+    table: plan.Table,
+    groups: Sequence[tuple[Shape, ...]],
+    took: Callable[[plan.Table], float],
+    say: Callable[[str], None],
+) -> plan.Table:
+    """``table`` with the plans of few rows that are best where ``groups`` run one after the other,
+    found one group at a time. Every plan tried was compared with the rule's sums before."""
+    start = least = took(table)
+    step = plan.ROW_STEPS[0]
+    for _ in range(TURNS):
+        for shapes in groups:
+            for one in group_plans(shapes, step):
+                tried = replace(table, group={**table.group, (shapes, step): one})
+                this = took(tried)
+                if this < least * (1 - SEQUENCE_GAIN):
+                    table, least = tried, this
+    say(
+        f"layer of K2={groups[0][0].k2}, {SEQUENCE_ROWS} rows: {start * 1e6:.1f} us by each "
+        f"group's best, {least * 1e6:.1f} in sequence"
+    )
+    return table
 
 
 class Layer:
