@@ -84,8 +84,8 @@ def choice(case: indexer_cases.Case, candidates: Candidates | None = None) -> to
 def test_what_the_indexer_chooses(
     emulate: Any, requests: list[tuple[int, int]], how: dict[str, Any]
 ) -> None:
-    """Requests of a row each, pages of 64 and 32, ties by the hundred, scores below zero, and contexts of
-    which blocks are chosen first."""
+    """Requests of a row each, pages of 64 and 32, ties by the hundred, scores below zero, and
+    contexts of which blocks are chosen first."""
     how = dict(how)
     below = how.pop("below", False)
     case = indexer_cases.make(requests, seed=len(requests), **how)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from functools import cache
+from typing import Any
 
 import torch
 import triton
@@ -374,7 +375,7 @@ class Rows:
     scored_by_library: bool = False
 
 
-def with_tuning(selection: Selection, **changes: int) -> Selection:
+def with_tuning(selection: Selection, **changes: Any) -> Selection:
     """The same layer with other launch shapes; for measuring."""
     return Selection(
         selection.ratio,
