@@ -63,6 +63,24 @@ def test_two_ctas_share_an_sm(table: plan.Table) -> None:
         assert room >= 2 and shared + plan.STATIC_SHARED <= plan.MOST_SHARED
 
 
+def test_every_rate_has_room_in_shared_memory() -> None:
+    for variant in range(len(plan_prefill.VARIANTS)):
+        for k2 in range(2, 17):
+            for down in (False, True):
+                assert prefill_shared(variant, k2, down=down) <= 97 << 10, (variant, k2)
+
+
+def test_a_tile_read_ahead_lies_within_the_warps_own_part() -> None:
+    """A fast rate (at most 10) reads one tile past its last, in any launch that takes it."""
+    for v in plan_prefill.VARIANTS:
+        for most in range(2, 17):
+            part = (v.tiles * v.columns + (1 if most <= 10 else 0)) * 16 * most
+            for k2 in (4, 6, 8, 10):
+                assert k2 > most or (v.tiles * v.columns + 1) * 16 * k2 <= part, (v, most, k2)
+    text = (SOURCES / "multiply.cuh").read_text()
+    assert "return (KT * CT + (k2 <= 10 ? 1 : 0)) * 16 * k2;" in text
+
+
 def test_the_headers_numbers_are_ours() -> None:
     text = "".join(
         (SOURCES / name).read_text() for name in ("route.cuh", "grouped.cuh", "multiply.cuh")

@@ -54,7 +54,10 @@ struct Config {
         return sizes[i];
     }
     static constexpr int MOST = size(COUNT - 1);
-    static constexpr int warp_bytes(int k2) { return KT * CT * 16 * k2; }
+    /* A warp's tiles of a stage, and room for the one that it reads ahead at the end and never uses: without
+       it that read would meet what the other side's warps are copying. The general rate reads none ahead; a
+       fast one in a launch with a general one has room anyway. */
+    static constexpr int warp_bytes(int k2) { return (KT * CT + (k2 <= 10 ? 1 : 0)) * 16 * k2; }
     static constexpr int stage_bytes(int k2, bool down) {
         return WARPS * warp_bytes(k2) + (down ? 1 : 2) * MOST * KT * 256;
     }
@@ -239,8 +242,7 @@ __device__ __forceinline__ void multiply(const GroupedLaunch &p, const Side &s, 
             for (int t = 0; t < C::CT; ++t) {
                 if (K2 && t + 1 < C::CT) {
                     decoder.decode(next, a[(t + 1) & 1]);
-                    next = decoder.load(weights + (t + 2) * tile_bytes, s.k2, s.codebook); /* at last the next k-tile's first; at
-                        a stage's end what another warp's copy may be writing (racecheck says so): never used */
+                    next = decoder.load(weights + (t + 2) * tile_bytes, s.k2, s.codebook); /* at last the next k-tile's first */
                 }
 #pragma unroll
                 for (int g = 0; g < NG; ++g) mma(d[t][g], a[K2 ? t & 1 : 0], b[g].x, b[g].y);

@@ -75,7 +75,8 @@ def prefill_need(
 def prefill_shared(variant: int, k2: int, *, down: bool) -> int:
     """Dynamic shared memory of a CTA, in bytes, for rates up to ``k2``."""
     v = VARIANTS[variant]
-    stage = 16 * v.tiles * 16 * k2 + (1 if down else 2) * v.most * v.tiles * 256
+    ahead = 16 // v.columns if k2 <= 10 else 0  # a tile of each warp, read ahead and never used
+    stage = (16 * v.tiles + ahead) * 16 * k2 + (1 if down else 2) * v.most * v.tiles * 256
     return max(v.stages * stage, 2 * 16 * (BLOCK + 4) * 4)
 
 
