@@ -55,9 +55,11 @@ struct Config {
     }
     static constexpr int MOST = size(COUNT - 1);
     /* A warp's tiles of a stage, and room for the one that it reads ahead at the end and never uses: without
-       it that read would meet what the other side's warps are copying. The general rate reads none ahead; a
-       fast one in a launch with a general one has room anyway. */
-    static constexpr int warp_bytes(int k2) { return (KT * CT + (k2 <= 10 ? 1 : 0)) * 16 * k2; }
+       it that read would meet what the other side's warps are copying. Only fast rates (to 10) read ahead. */
+    static constexpr int warp_bytes(int k2) {
+        const int own = KT * CT * k2, ahead = (KT * CT + 1) * (k2 < 10 ? k2 : 10);
+        return 16 * (own > ahead ? own : ahead);
+    }
     static constexpr int stage_bytes(int k2, bool down) {
         return WARPS * warp_bytes(k2) + (down ? 1 : 2) * MOST * KT * 256;
     }

@@ -75,9 +75,15 @@ def prefill_need(
 def prefill_shared(variant: int, k2: int, *, down: bool) -> int:
     """Dynamic shared memory of a CTA, in bytes, for rates up to ``k2``."""
     v = VARIANTS[variant]
-    ahead = 16 // v.columns if k2 <= 10 else 0  # a tile of each warp, read ahead and never used
-    stage = (16 * v.tiles + ahead) * 16 * k2 + (1 if down else 2) * v.most * v.tiles * 256
+    stage = 16 // v.columns * warp_bytes(variant, k2) + (1 if down else 2) * v.most * v.tiles * 256
     return max(v.stages * stage, 2 * 16 * (BLOCK + 4) * 4)
+
+
+def warp_bytes(variant: int, k2: int) -> int:
+    """A warp's part of a stage: its tiles, and room for one that a fast rate (``k2`` at most 10)
+    reads ahead and never uses."""
+    tiles = VARIANTS[variant].tiles * VARIANTS[variant].columns
+    return 16 * max(tiles * k2, (tiles + 1) * min(k2, 10))
 
 
 def _up(size: int) -> int:
