@@ -52,16 +52,9 @@ class Ship:
     def ship(self, how: str, image: Image) -> None:
         """``how``: rsync, stream, or auto: rsync where there is room for the tar, else stream.
         Raises LauncherError; then the worker's IMAGE is what it was."""
-        way, short = how, []
-        if how in ("rsync", "auto"):
-            short = self._room(image)
-            way = "rsync"
-            if short and how == "auto":
-                way = "stream"
-                for each in short:
-                    self.console.warn(f"{each.found}; needed: {each.needed}; it is streamed")
-        if way == "stream":
-            short = self._load_room(image)
+        way, passed_over, short = self._way(how, image)
+        for each in passed_over:
+            self.console.warn(f"{each.found}; needed: {each.needed}; it is streamed")
         refuse(short)
         travelling = f"dsv41-ship:{identity.key(image.layers)}"
         self.here.tag(self.name, travelling)
@@ -73,7 +66,20 @@ class Ship:
         if way == "rsync":
             self._clean()
 
+    def look_ahead(self, how: str, image: Image) -> None:
+        """Raises LauncherError where there is no room for it."""
+        refuse(self._way(how, image)[2])
+
     # -- the ways
+
+    def _way(self, how: str, image: Image) -> tuple[str, list[Finding], list[Finding]]:
+        """How it travels, what keeps auto from rsync, and what keeps it from travelling at all."""
+        if how == "stream":
+            return how, [], self._load_room(image)
+        short = self._room(image)
+        if short and how == "auto":
+            return "stream", short, self._load_room(image)
+        return "rsync", [], short
 
     def _by_rsync(self, travelling: str, image: Image) -> None:
         tar, target = self._tar, str(self._far)

@@ -1,5 +1,7 @@
 """Runs steps in order, skipping what is done and redoing what is stale.
 
+Nothing is undone before every step that is still to come has looked ahead.
+
 It can be killed anywhere. A step is forgotten, with all that rest on it, before it is begun, and
 recorded after it has ended; so what is recorded was finished, and nothing recorded rests on
 something that changed.
@@ -8,7 +10,7 @@ something that changed.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 
 from launcher.clock import span
 from launcher.errors import LauncherError
@@ -31,14 +33,17 @@ def run(
     steps: Sequence[Step],
     ctx: Context,
     *,
+    anew: Collection[str] = (),
     now: Callable[[], float] = time.time,
     clock: Callable[[], float] = time.monotonic,
 ) -> list[str]:
     """Bring every step to done; the keys of those that had to be done now.
 
-    Raises what a step raises, after recording where it happened.
+    ``anew``: keys of steps that are done again though they are done. Raises what a step raises,
+    after recording where it happened.
     """
     did: list[str] = []
+    looked = False
     for index, step in enumerate(steps, 1):
         head = f"{index}/{len(steps)} {step.title}"
         key = f"{ctx.name}/{step.key}"
@@ -46,14 +51,19 @@ def run(
         try:
             wanted = step.inputs(ctx)
             before = ctx.store.load().steps.get(key)
-            if before is not None and before.fingerprint == wanted and step.done(ctx):
+            same = before is not None and before.fingerprint == wanted
+            if same and step.key not in anew and step.done(ctx):
                 ctx.record.event(step.key, "skipped", fingerprint=wanted)
-                ctx.console.say(f"{head}: already done")
+                ctx.console.say(f"{head}: {step.found(ctx)}")
                 continue
             resting = dependents(steps, [step.key])
             ctx.record.event(step.key, "started", fingerprint=wanted)
             ctx.console.say(f"{head} …")
             ctx.console.quiet_from_here()
+            if resting and not looked:
+                for later in steps[index - 1 :]:
+                    later.look_ahead(ctx)
+                looked = True
             for other in reversed(resting):
                 other.undo(ctx)
             ctx.store.forget([key, *(f"{ctx.name}/{other.key}" for other in resting)])

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 from launcher.commands.nfs import Volume
 from launcher.errors import LauncherError
+from launcher.findings import refuse
 from launcher.steps.base import Context, Step, fingerprint
 from launcher.weights import backend
 from launcher.weights.backend import Backend, Work
@@ -57,6 +58,16 @@ class Weights(Step):
             self.taken.way = way
             return True
         return False
+
+    def look_ahead(self, ctx: Context) -> None:
+        work = self.work(ctx)
+        ways = self.ways(work)
+        if ctx.settings.flag("SKIP_SYNC"):
+            backend.proven(work, ways, ahead=True)
+            return
+        wrong = backend.obstacles(ways)
+        if wrong and not self.done(ctx):  # what is there already needs no way
+            refuse(wrong)
 
     def do(self, ctx: Context) -> None:
         work = self.work(ctx)

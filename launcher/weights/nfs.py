@@ -88,12 +88,14 @@ class Nfs:
                 work.record.event(STEP, "volume", name=volume.name, **volume.options)
                 work.console.say(f"  volume {volume.name} on the worker is made")
 
+    def amiss(self) -> list[Finding]:
+        # The reading is done in the image, where the worker has it.
+        has_it = _image(self.work.worker, self.work.settings.text("IMAGE"))
+        return self.wrong() if has_it else self._not_served()
+
     def wrong(self) -> list[Finding]:
         work = self.work
-        found: list[Finding] = []
-        for volume in self.mounts().volumes.values():
-            found += volumes.unequal(work.worker, volume)
-        found = found or self._silent()
+        found = self._not_served()
         if found:
             return found
         for role, volume in self.mounts().volumes.items():
@@ -101,6 +103,12 @@ class Nfs:
             work.console.progress(f"the worker reads {volume.name}", since)
             found += self._read(role, volume)
         return found
+
+    def _not_served(self) -> list[Finding]:
+        found: list[Finding] = []
+        for volume in self.mounts().volumes.values():
+            found += volumes.unequal(self.work.worker, volume)
+        return found or self._silent()
 
     # -- the exporter
 
@@ -111,11 +119,12 @@ class Nfs:
         there = _inspect(work.head, name)
         if there is not None:
             same = there["labels"].get(nfs.DESCRIPTION) == export.mark()
-            if there["state"] == "running" and same and there["image"] == self._image(image):
+            if there["state"] == "running" and same and there["image"] == _image(work.head, image):
                 return
             work.console.say(f"  the exporter {name} is made anew")
+        self._build(image)  # which may fail: what serves a mount is ended after it
+        if there is not None:
             self._end(name)
-        self._build(image)
         done = work.head.run(nfs.exporter(export, image, name, work.owner), timeout=60)
         if done.status:
             self._end(name)
@@ -132,12 +141,6 @@ class Nfs:
     def _end(self, name: str) -> None:
         for words in nfs.end(name):
             self.work.head.run(words, timeout=60)
-
-    def _image(self, image: str) -> str:
-        done = self.work.head.run(
-            ["docker", "image", "inspect", "--format", "{{.Id}}", image], timeout=ASK
-        )
-        return done.text.strip() if done.status == 0 else ""
 
     def _build(self, image: str) -> None:
         work = self.work
@@ -320,6 +323,13 @@ def _inspect(node: Node, name: str) -> dict[str, Any] | None:
         "labels": found["Config"].get("Labels") or {},
         "image": found["Image"],
     }
+
+
+def _image(node: Node, image: str) -> str:
+    """The id of the node's image of that name; "" where there is none."""
+    words = ["docker", "image", "inspect", "--format", "{{.Id}}", image]
+    done = node.run(words, timeout=ASK)
+    return done.text.strip() if done.status == 0 else ""
 
 
 def _likely(node: Node) -> list[str]:

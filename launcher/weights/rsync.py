@@ -66,6 +66,9 @@ class Rsync:
             found += proof.findings("worker", part.role, where, bad, mend)
         return found
 
+    def amiss(self) -> list[Finding]:
+        return self.wrong()
+
     def bring(self) -> None:
         work = self.work
         looked = self._looked()

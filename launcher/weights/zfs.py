@@ -40,6 +40,9 @@ class Zfs:
     def wrong(self) -> list[Finding]:
         return copies_wrong(self.work, "./start.sh without SKIP_SYNC=1 sends the head's datasets")
 
+    def amiss(self) -> list[Finding]:
+        return self.wrong()
+
     def datasets(self, role: Role) -> tuple[str, str]:
         """Of the head and of the worker."""
         text = self.work.settings.text
