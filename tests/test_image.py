@@ -637,8 +637,12 @@ def test_what_was_skipped_is_not_proven(tmp_path: Path) -> None:
     parity.do(ctx)
     assert "NOT checked on either node: EXL3's kernels, Engram's rows" in said[0]
     assert done("1") and not done("0")
+    # It is said each time that nothing was checked, and never called done.
+    assert parity.found(ctx) == "left out, as before"
+    assert len(said) == 2 and said[1] == said[0]
     log.write_text('head: {"check": "one", "ok": true}\n')
     assert done("0") and done("1")
+    assert parity.found(ctx) == "already done" and len(said) == 2
 
 
 def test_the_image_or_the_checkpoint_changed_is_checked_again(tmp_path: Path) -> None:
