@@ -145,7 +145,11 @@ def test_nothing_is_undone_before_every_later_step_has_looked_ahead(ctx: Context
             runner.run(steps, ctx)
         assert world["calls"] == [] and ctx.store.load().steps == before
         world[f"{key} cannot"] = False
+    world["look cannot"] = True  # but what stands and stays needs no look
     assert runner.run(steps, ctx) == ["overlay", "launch"]
+    world |= {"overlay input": 2, "look there": False}
+    with pytest.raises(LauncherError, match="no way"):
+        runner.run(steps, ctx)
 
 
 def test_what_is_asked_for_anew_is_done_though_it_is_done(ctx: Context) -> None:

@@ -1,6 +1,6 @@
 """Runs steps in order, skipping what is done and redoing what is stale.
 
-Nothing is undone before every step that is still to come has looked ahead.
+Nothing is undone before every step that is still to be done has looked ahead.
 
 It can be killed anywhere. A step is forgotten, with all that rest on it, before it is begun, and
 recorded after it has ended; so what is recorded was finished, and nothing recorded rests on
@@ -50,9 +50,7 @@ def run(
         began = clock()
         try:
             wanted = step.inputs(ctx)
-            before = ctx.store.load().steps.get(key)
-            same = before is not None and before.fingerprint == wanted
-            if same and step.key not in anew and step.done(ctx):
+            if step.key not in anew and _stands(step, ctx, wanted):
                 ctx.record.event(step.key, "skipped", fingerprint=wanted)
                 ctx.console.say(f"{head}: {step.found(ctx)}")
                 continue
@@ -61,8 +59,10 @@ def run(
             ctx.console.say(f"{head} …")
             ctx.console.quiet_from_here()
             if resting and not looked:
-                for later in steps[index - 1 :]:
-                    later.look_ahead(ctx)
+                step.look_ahead(ctx)
+                for later in steps[index:]:
+                    if later in resting or not _stands(later, ctx, later.inputs(ctx)):
+                        later.look_ahead(ctx)
                 looked = True
             for other in reversed(resting):
                 other.undo(ctx)
@@ -82,3 +82,9 @@ def run(
         ctx.record.event(step.key, "finished", seconds=round(seconds, 3))
         ctx.console.say(f"{head}: done in {span(seconds)}", "good")
     return did
+
+
+def _stands(step: Step, ctx: Context, wanted: str) -> bool:
+    """Whether it was done with this fingerprint, and what it made is there."""
+    before = ctx.store.load().steps.get(f"{ctx.name}/{step.key}")
+    return before is not None and before.fingerprint == wanted and step.done(ctx)

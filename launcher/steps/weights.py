@@ -65,9 +65,7 @@ class Weights(Step):
         if ctx.settings.flag("SKIP_SYNC"):
             backend.proven(work, ways, ahead=True)
             return
-        wrong = backend.obstacles(ways)
-        if wrong and not self.done(ctx):  # what is there already needs no way
-            refuse(wrong)
+        refuse(backend.obstacles(ways))
 
     def do(self, ctx: Context) -> None:
         work = self.work(ctx)
