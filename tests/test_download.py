@@ -24,7 +24,7 @@ import pytest
 from local_hub import LocalHub, git_id
 
 from launcher.console import Console
-from launcher.errors import LauncherError
+from launcher.errors import LauncherError, UsageError
 from launcher.nodes.local import LocalNode
 from launcher.record import Record
 from launcher.weights import download, hub, manifest
@@ -487,6 +487,20 @@ def test_auto_download_0_measures_by_what_was_downloaded(head: Head) -> None:
     with pytest.raises(LauncherError) as caught:
         bring(head.job(fetch=False))
     assert all(name in caught.value.found for name in bad)
+    assert head.hub.asked == []
+
+
+@pytest.mark.parametrize("how", ["update", "another repository"])
+def test_auto_download_0_never_forgets_the_hub_s_checksums(head: Head, how: str) -> None:
+    """A tree in their place would be its own measure, and wrong bytes right."""
+    settled = head.settle()
+    break_files(head)
+    job = head.job(fetch=False)
+    if how == "another repository":
+        job = replace(job, repos={**job.repos, "model": "owner/other"})
+    with pytest.raises(UsageError, match="AUTO_DOWNLOAD=0|owner/other"):
+        bring(job, update=how == "update")
+    assert manifest.load(job.manifest) == settled
     assert head.hub.asked == []
 
 

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from launcher.console import Console
-from launcher.errors import LauncherError
+from launcher.errors import LauncherError, UsageError
 from launcher.facts.base import gib
 from launcher.findings import Finding, refuse
 from launcher.nodes.base import Node
@@ -69,6 +69,12 @@ def bring(job: Job, *, ask: bool = False, update: bool = False) -> Manifest:
     ``ask``: the hub is asked even for a part that was once made from the tree; ``update``: for its
     newest commit. Raises LauncherError with all that is missing or wrong.
     """
+    if update and not job.fetch:
+        raise UsageError(
+            "--update, and AUTO_DOWNLOAD=0: the newest commit is the hub's, which may not be asked",
+            "one of them",
+            "./start.sh download --update --set AUTO_DOWNLOAD=1, or leave out --update to verify",
+        )
     had = manifests.load(job.manifest)
     made: Manifest | None = None
     for role in ROLES:
@@ -101,6 +107,13 @@ def _part(job: Job, role: Role, before: Part | None, ask: bool, update: bool) ->
     if settled and before is not None and not update:
         return before
     from_tree = before is not None and not before.revision  # a tree is its own measure
+    if before is not None and not from_tree and not job.fetch:
+        raise UsageError(
+            f"{job.manifest} has the checksums of {before.repo}, and {KEYS[role]} is {repo}",
+            "a look at the hub, for those of the other (AUTO_DOWNLOAD=0 only verifies)",
+            f"AUTO_DOWNLOAD=1; or set {KEYS[role]} back; or, if {directory} is right as it is:"
+            f" rm {job.manifest}",
+        )
     lost: LauncherError | None = None
     if not job.fetch or (from_tree and not ask):
         try:
