@@ -9,7 +9,7 @@ from pathlib import Path
 from launcher.console import Console
 from launcher.errors import UsageError
 from launcher.pair import reach
-from launcher.record import Record, Secrets, Unkept, open_run
+from launcher.record import Record, Secrets, Unkept, in_addresses, open_run
 from launcher.runtimes.base import Runtime
 from launcher.runtimes.process import ProcessRuntime
 from launcher.settings.load import load
@@ -34,6 +34,8 @@ class App:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "store", Store(self.logs / "state.json"))
+        for each in in_addresses(self.environ):
+            self.secrets.add(each)
 
     @property
     def logs(self) -> Path:

@@ -498,7 +498,7 @@ def test_auto_download_0_never_forgets_the_hub_s_checksums(head: Head, how: str)
     job = head.job(fetch=False)
     if how == "another repository":
         job = replace(job, repos={**job.repos, "model": "owner/other"})
-    with pytest.raises(UsageError, match="AUTO_DOWNLOAD=0|owner/other"):
+    with pytest.raises(UsageError, match=r"AUTO_DOWNLOAD=0|owner/other"):
         bring(job, update=how == "update")
     assert manifest.load(job.manifest) == settled
     assert head.hub.asked == []
