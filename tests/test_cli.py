@@ -279,6 +279,7 @@ def test_a_download_runs_once_at_a_time_and_beside_whatever_serves(checkout: Che
         (["rehearsal"], "did you mean rehearse?"),
         (["start", "--set", "KV_BLOCK_SIZE=128"], "32 or 64"),
         (["start", "--set", "WORKER_SSH=a b"], "'a b' as the host"),
+        (["download", "--set", "MODEL_HOST=./x", "ENGRAM_DIR=x/"], "MODEL_HOST too"),
         (["rehearse", "--set", "PORTT=1"], "did you mean PORT?"),
         (["logs", "third"], "invalid choice"),
         (["smoke", "--url", "https://127.0.0.1:8888"], "http://HOST:PORT"),
