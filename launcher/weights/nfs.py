@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from launcher.commands import nfs
-from launcher.commands.container import ENGRAM, MODEL
+from launcher.commands.container import ENGRAM, MODEL, OWNER
 from launcher.commands.nfs import Export, Volume
 from launcher.errors import LauncherError
 from launcher.findings import Finding, refuse, stopping
@@ -74,7 +74,7 @@ class Nfs:
         return Mounts({"model": volume("MODEL"), "engram": volume("ENGRAM")})
 
     def obstacles(self) -> list[Finding]:
-        return [*_unreadable(self.work), *self._foreign()]
+        return [*_unreadable(self.work), *_more_under(self.export), *self._foreign()]
 
     def bring(self) -> None:
         refuse(self.obstacles())
@@ -234,9 +234,11 @@ class Nfs:
         work = self.work
         name = work.settings.text("NFS_CONTAINER")
         there = _inspect(work.head, name)
-        mend = f"set another NFS_CONTAINER in .env, or on the head: docker rm -f {name}"
         if there is not None and there["labels"].get(nfs.OWNER) != work.owner:
             whose = there["labels"].get(nfs.OWNER) or "no launcher"
+            mend = f"set another NFS_CONTAINER in .env, or on the head: docker rm -f {name}"
+            if OWNER in there["labels"]:  # a rank, which may serve
+                whose, mend = f"{there['labels'][OWNER]}: no exporter", "set another NFS_CONTAINER"
             return [_finding(f"the head has a container {name}, of {whose}", mend)]
         if (there is not None and there["state"] == "running") or self._on_host:
             return []
@@ -296,6 +298,32 @@ def _directory(volume: Volume) -> str:
 
 def _points(export: Export) -> list[str]:
     return [export.root, *(f"{export.root}/{name}" for name in export.directories)]
+
+
+def _more_under(export: Export) -> list[Finding]:
+    """What would be exported beside the two directories: all that is under the root is."""
+    try:
+        more = sorted(
+            entry.name
+            for entry in os.scandir(export.root)
+            if entry.name not in export.directories
+            and (not entry.is_dir(follow_symlinks=False) or any(os.scandir(entry.path)))
+        )
+        told = ", ".join(more[:3]) + (f" and {len(more) - 3} more" if len(more) > 3 else "")
+    except FileNotFoundError:
+        return []
+    except OSError as error:
+        told = f"what cannot be told: {error.strerror}"
+    if not told:
+        return []
+    return [
+        Finding(
+            f"under the root of the export, {export.root}, there is {told}",
+            f"nothing but {' and '.join(export.directories)}: clients may read all that is there",
+            "set NFS_EXPORT_ROOT in .env to an empty directory, or leave it empty",
+            topic="weights",
+        )
+    ]
 
 
 def _finding(found: str, mend: str) -> Finding:

@@ -1,0 +1,86 @@
+"""What keeps an NFS export from being made, and what is advised: the head's answers are given."""
+
+from __future__ import annotations
+
+if __name__ == "__main__":  # before the imports below, which this Python may lack
+    from _standalone import main
+
+    main(__file__)
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+from settings_root import settings_of
+
+from launcher.nodes.base import Done
+from launcher.steps import weights
+from launcher.weights.backend import Work
+from launcher.weights.nfs import Nfs
+
+
+@dataclass
+class Head:
+    """A head whose Docker has a container of these labels under every name (None: has none)."""
+
+    labels: dict[str, str] | None = None
+    name: str = "head"
+    asked: list[Sequence[str]] = field(default_factory=list)
+
+    def run(self, argv: Sequence[str], **_: Any) -> Done:
+        self.asked.append(argv)
+        if "inspect" not in argv:
+            return Done(tuple(argv), 0, b"", b"")
+        if self.labels is None:
+            return Done(tuple(argv), 1, b"", b"Error: No such container: x")
+        told = {"State": {"Status": "running"}, "Config": {"Labels": self.labels}, "Image": "i"}
+        return Done(tuple(argv), 0, json.dumps([told]).encode(), b"")
+
+
+def found(tmp_path: Path, head: Head, dotenv: str = "") -> list[str]:
+    (tmp_path / "checkout").mkdir(exist_ok=True)
+    work = SimpleNamespace(
+        settings=settings_of(tmp_path / "checkout", dotenv),
+        head=head,
+        manifest=SimpleNamespace(parts=()),
+        sources={"model": "/srv/model", "engram": "/srv/engram"},
+        address="10.0.0.1",
+        prefix=24,
+        owner="spark:/kit",
+        cache_root=tmp_path / "cache",
+    )
+    return [f"{each.found}; {each.mend}" for each in Nfs(cast(Work, work)).obstacles()]
+
+
+def test_a_rank_under_the_exporter_s_name_is_never_to_be_removed(tmp_path: Path) -> None:
+    (rank,) = found(tmp_path, Head({"dsv41.owner": "spark:/kit"}))
+    assert "of spark:/kit: no exporter" in rank and "set another NFS_CONTAINER" in rank
+    assert "docker rm" not in rank
+
+
+def test_a_stranger_s_container_may_be(tmp_path: Path) -> None:
+    (stranger,) = found(tmp_path, Head({}))
+    assert "of no launcher" in stranger and "docker rm -f dsv41-exl3-nfs" in stranger
+
+
+def test_a_root_with_more_than_the_two_directories_is_not_exported(tmp_path: Path) -> None:
+    root = tmp_path / "home"
+    dotenv = f"NFS_EXPORT_ROOT={root}\n"
+    assert found(tmp_path, Head(), dotenv) == []  # to be made
+    for name in ("dsv41-exl3", "dsv41-engram/of the mount", "an old name"):
+        (root / name).mkdir(parents=True)
+    assert found(tmp_path, Head(), dotenv) == []
+    (root / "an old name" / "secrets").touch()
+    (root / ".ssh").symlink_to(tmp_path)
+    for host in ("0", "1"):
+        (wrong,) = found(tmp_path, Head(), dotenv + f"HOST_NFS={host}\n")
+        assert f"{root}" in wrong and ".ssh, an old name" in wrong and "NFS_EXPORT_ROOT" in wrong
+    (wrong,) = found(tmp_path, Head(), f"NFS_EXPORT_ROOT={root}/an old name/secrets\n")
+    assert "Not a directory" in wrong
+
+
+def test_another_root_is_another_export(tmp_path: Path) -> None:
+    assert "NFS_EXPORT_ROOT" in weights.KEYS
