@@ -521,6 +521,16 @@ def test_a_cache_s_links_are_followed_and_never_written_through(head: Head) -> N
     assert head.differs() == []
 
 
+@pytest.mark.parametrize("fetch", [True, False])
+def test_a_file_where_a_directory_should_be_is_told_before_the_hub_is_asked(
+    head: Head, fetch: bool
+) -> None:
+    head.model.touch()
+    with pytest.raises(LauncherError, match=r"MODEL_HOST is .*, and .*/model is no directory"):
+        bring(head.job(fetch=fetch))
+    assert head.hub.asked == []
+
+
 class Narrow(LocalNode):
     """A node with so much room."""
 

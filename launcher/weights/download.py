@@ -27,7 +27,7 @@ from launcher.weights.hub import KEYS, PASSING, Hub, HubError
 from launcher.weights.manifest import ROLES, Manifest, Part, Role
 from launcher.weights.pace import Pace, size
 from launcher.weights.proof import NAMES, Fault, Memory
-from launcher.weights.tree import of_tree
+from launcher.weights.tree import DIRECTORIES, of_tree
 
 STEP = "download"
 PARTIAL = ".cache/dsv41-partial"  # as in `resume`, which needs the hub's library
@@ -75,6 +75,7 @@ def bring(job: Job, *, ask: bool = False, update: bool = False) -> Manifest:
             "one of them",
             "./start.sh download --update --set AUTO_DOWNLOAD=1, or leave out --update to verify",
         )
+    refuse(_no_directory(job))
     had = manifests.load(job.manifest)
     made: Manifest | None = None
     for role in ROLES:
@@ -254,10 +255,27 @@ def _no_room(job: Job, bad: Mapping[Role, Sequence[Fault]]) -> list[Finding]:
     return findings
 
 
+def _no_directory(job: Job) -> list[Finding]:
+    """Where no directory can be: a file has its name, or that of one above it."""
+    return [
+        Finding(
+            f"{DIRECTORIES[role]} is {directory}, and {there} is no directory",
+            f"a directory for the {NAMES[role]}, there or to be made",
+            f"set {DIRECTORIES[role]} in .env to one, or move {there} away",
+            topic="disk",
+        )
+        for role, directory in job.directories.items()
+        if not (there := _existing(directory)).is_dir()
+    ]
+
+
 def _disk(path: Path) -> int:
-    while not path.exists():
-        path = path.parent
-    return path.stat().st_dev
+    return _existing(path).stat().st_dev
+
+
+def _existing(path: Path) -> Path:
+    """``path``, or the first above it that is there."""
+    return next(each for each in (path, *path.parents) if each.exists())
 
 
 def _given_back(path: Path) -> int:

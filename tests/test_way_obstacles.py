@@ -1,4 +1,4 @@
-"""What keeps an NFS export from being made, and what is advised: the head's answers are given."""
+"""What keeps a way of the weights to the worker from being taken, and what is then advised."""
 
 from __future__ import annotations
 
@@ -17,9 +17,11 @@ from typing import Any, cast
 from settings_root import settings_of
 
 from launcher.nodes.base import Done
+from launcher.nodes.local import LocalNode
 from launcher.steps import weights
 from launcher.weights.backend import Work
 from launcher.weights.nfs import Nfs
+from launcher.weights.rsync import Rsync
 
 
 @dataclass
@@ -38,6 +40,15 @@ class Head:
             return Done(tuple(argv), 1, b"", b"Error: No such container: x")
         told = {"State": {"Status": "running"}, "Config": {"Labels": self.labels}, "Image": "i"}
         return Done(tuple(argv), 0, json.dumps([told]).encode(), b"")
+
+
+class Far(LocalNode):
+    """This machine, with an rsync whatever it has."""
+
+    def run(self, argv: Sequence[str], **more: Any) -> Done:
+        if "command -v rsync" in argv:
+            return Done(tuple(argv), 0, b"", b"")
+        return super().run(argv, **more)
 
 
 def found(tmp_path: Path, head: Head, dotenv: str = "") -> list[str]:
@@ -84,3 +95,13 @@ def test_a_root_with_more_than_the_two_directories_is_not_exported(tmp_path: Pat
 
 def test_another_root_is_another_export(tmp_path: Path) -> None:
     assert "NFS_EXPORT_ROOT" in weights.KEYS
+
+
+def test_a_file_where_the_worker_s_directory_should_be_is_told_with_its_key(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    node = Far("worker")
+    targets = {"model": f"{tmp_path}/to be made", "engram": f"{tmp_path}/file/engram"}
+    work = SimpleNamespace(head=node, worker=node, targets=targets)
+    (wrong,) = Rsync(cast(Work, work)).obstacles()
+    assert f"WORKER_ENGRAM_DIR is {tmp_path}/file/engram, and {tmp_path}/file of" in wrong.found
+    assert "mkdir" not in wrong.mend
