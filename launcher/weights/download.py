@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import shutil
 import stat
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -21,8 +20,8 @@ from launcher.facts.base import gib
 from launcher.findings import Finding, refuse
 from launcher.nodes.base import Node
 from launcher.record import Record
+from launcher.weights import aside, proof
 from launcher.weights import manifest as manifests
-from launcher.weights import proof
 from launcher.weights.hub import KEYS, PASSING, Hub, HubError
 from launcher.weights.manifest import ROLES, Manifest, Part, Role
 from launcher.weights.pace import Pace, size
@@ -34,7 +33,6 @@ PARTIAL = ".cache/dsv41-partial"  # as in `resume`, which needs the hub's librar
 TRIES = 3  # rounds that bring no file, one after another
 PAUSE = 5.0  # seconds after the first of them, then twice that
 SPARE = 1 << 30  # bytes to be left on a disk that is written to
-SMALL = 64 << 20  # bytes: a changed file up to this size is kept aside, it may be the user's own
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -97,7 +95,8 @@ def bring(job: Job, *, ask: bool = False, update: bool = False) -> Manifest:
             clean(job.directories[role], made.part(role))
         refuse(_no_room(job, bad))
         for role, found in bad.items():
-            _fetch(job, made.part(role), found)
+            before = had.part(role) if had and had.has(role) else None
+            _fetch(job, made.part(role), found, before)
     return made
 
 
@@ -318,25 +317,26 @@ def _open_files() -> set[str]:
     return found
 
 
-def _fetch(job: Job, part: Part, faults: Sequence[Fault]) -> None:
-    """Rounds over what is not right yet, until all is or rounds bring nothing."""
+def _fetch(job: Job, part: Part, faults: Sequence[Fault], before: Part | None) -> None:
+    """Rounds over what is not right yet, until all is or rounds bring nothing. ``before``: what
+    the part was."""
     directory = job.directories[part.role]
     for fault in faults:
-        _keep_aside(job, part.role, directory / fault.name)
+        _keep_aside(job, part.role, directory / fault.name, before)
     left, vain = list(faults), 0
     while left:
-        before = len(left)
+        count = len(left)
         error = _round(job, part, left)
         names = [fault.name for fault in left]
         rows = _sums(job, directory, part, names, f"checksums of what came for {part.repo}")
         pairs = ((part.entry(row.name), row) for row in rows)
         left = [Fault(entry, row) for entry, row in pairs if row.state != "ok"]
-        job.record.event(STEP, "round", role=part.role, came=before - len(left), left=len(left))
+        job.record.event(STEP, "round", role=part.role, came=count - len(left), left=len(left))
         if not left:
             break
         if error is not None and error.kind not in PASSING:
             raise error
-        vain = 0 if len(left) < before else vain + 1
+        vain = 0 if len(left) < count else vain + 1
         if vain >= TRIES:
             if error is not None:
                 raise error
@@ -371,14 +371,12 @@ def _came_wrong(part: Part, directory: Path, left: Sequence[Fault]) -> list[Find
     return proof.findings("head", part.role, str(directory), left, mend)
 
 
-def _keep_aside(job: Job, role: Role, path: Path) -> None:
-    """A small file that is replaced may have been changed on purpose."""
+def _keep_aside(job: Job, role: Role, path: Path, before: Part | None) -> None:
+    settled = {entry.name: entry for entry in before.entries} if before else {}
     with contextlib.suppress(OSError):
-        if path.is_file() and not path.is_symlink() and path.stat().st_size <= SMALL:
-            aside = job.cache_root / "replaced" / role / path.name
-            aside.parent.mkdir(parents=True, exist_ok=True)
-            shutil.copy2(path, aside)
-            job.console.say(f"    what {path.name} was is kept in {aside}")
+        folder = job.cache_root / "replaced" / role
+        if kept := aside.keep(path, folder, settled.get(path.name)):
+            job.console.say(f"    what {path.name} was is kept in {kept}")
 
 
 __all__ = ["KEYS", "Job", "bring", "clean"]
