@@ -8,6 +8,7 @@ if __name__ == "__main__":  # before the imports below, which this Python may la
     main(__file__, "huggingface_hub")
 
 import contextlib
+import errno
 import hashlib
 import io
 import json
@@ -27,7 +28,7 @@ from launcher.console import Console
 from launcher.errors import LauncherError, UsageError
 from launcher.nodes.local import LocalNode
 from launcher.record import Record
-from launcher.weights import aside, download, hub, manifest
+from launcher.weights import aside, download, fetch, hub, manifest
 from launcher.weights.download import Job, bring
 from launcher.weights.hub import Hub, HubError
 from launcher.weights.manifest import Entry, Manifest, Part, Role
@@ -440,6 +441,30 @@ def test_without_a_hub_a_whole_tree_is_used_and_said_so(head: Head) -> None:
     asked = bring(head.job(), ask=True)  # ./start.sh download does
     assert asked.part("model").revision == head.hub.commit(MODEL)
     assert head.hub.got() == [INDEX, INDEX]  # the files were right
+
+
+@pytest.mark.parametrize(
+    ("cause", "kind"),
+    [
+        (ConnectionError("the cable is drawn"), "network"),
+        (OSError(errno.ENOSPC, "the cable is drawn"), "disk"),
+        (KeyError("the cable is drawn"), "other"),
+    ],
+)
+def test_what_the_library_s_error_came_from_is_told(cause: Exception, kind: str) -> None:
+    try:
+        try:
+            raise cause
+        except Exception as error:
+            try:
+                {}["something of the library's own"]
+            except KeyError:
+                raise ValueError("failed due to the above error") from error
+    except ValueError as error:
+        assert fetch.kind_of(error) == kind
+        told = fetch.text_of(error)
+    assert "the cable is drawn" in told
+    assert "failed due to the above error" in told
 
 
 def test_without_a_hub_an_incomplete_tree_is_an_error_that_names_both(head: Head) -> None:
