@@ -527,6 +527,7 @@ def test_auto_download_0_measures_by_what_was_downloaded(head: Head) -> None:
     with pytest.raises(LauncherError) as caught:
         bring(head.job(fetch=False))
     assert all(name in caught.value.found for name in bad)
+    assert "missing or wrong: " in head.said and "to be fetched" not in head.said
     assert head.hub.asked == []
 
 

@@ -14,6 +14,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
+import pytest
 from settings_root import settings_of
 
 from launcher.nodes.base import Done
@@ -22,6 +23,7 @@ from launcher.steps import weights
 from launcher.weights.backend import Work
 from launcher.weights.nfs import Nfs
 from launcher.weights.rsync import Rsync
+from launcher.weights.zfs import Zfs
 
 
 @dataclass
@@ -105,3 +107,34 @@ def test_a_file_where_the_worker_s_directory_should_be_is_told_with_its_key(tmp_
     (wrong,) = Rsync(cast(Work, work)).obstacles()
     assert f"WORKER_ENGRAM_DIR is {tmp_path}/file/engram, and {tmp_path}/file of" in wrong.found
     assert "mkdir" not in wrong.mend
+
+
+@pytest.mark.parametrize(
+    ("said", "mend"),
+    [
+        (
+            "The ZFS modules are not loaded.\nTry running '/sbin/modprobe zfs' as root.",
+            "apt install",
+        ),
+        (
+            "Please make sure that the zfs-fuse daemon is running.\ninternal error: no",
+            "apt install",
+        ),
+        ("cannot open 'models/x': permission denied", "zfs allow"),
+    ],
+)
+def test_zfs_that_does_not_run_is_no_matter_of_rights(said: str, mend: str) -> None:
+    class Node:
+        name = "head"
+
+        def run(self, argv: Sequence[str], **_: Any) -> Done:
+            return Done(tuple(argv), int("zfs" in argv and "sh" not in argv), b"", said.encode())
+
+    parts = (SimpleNamespace(role="model", size=1),)
+    work = SimpleNamespace(
+        head=Node(), worker=Node(), manifest=SimpleNamespace(parts=parts),
+        sources={"model": "/m"}, targets={"model": "/m"},
+        settings=SimpleNamespace(text=lambda key: "models/x"),
+    )  # fmt: skip
+    (wrong,) = Zfs(cast(Work, work)).obstacles()
+    assert mend in wrong.mend and ("zfs allow" in wrong.mend) == (mend == "zfs allow")

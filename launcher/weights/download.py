@@ -187,9 +187,9 @@ def _tell(job: Job, made: Manifest, faults: Mapping[Role, Sequence[Fault]]) -> N
             job.console.say(f"  {NAMES[part.role]}: {where}: {whole}, all right ({source})")
         else:
             rest = size(sum(fault.entry.size for fault in found))
+            what = "to be fetched" if job.fetch else "missing or wrong"
             job.console.say(
-                f"  {NAMES[part.role]}: {where}: {len(found)} of {whole}, to be fetched: {rest}"
-                f" ({source})"
+                f"  {NAMES[part.role]}: {where}: {len(found)} of {whole}, {what}: {rest} ({source})"
             )
         for fault in found:
             job.record.event(STEP, "fault", role=part.role, file=fault.name, state=fault.state)
