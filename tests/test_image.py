@@ -54,6 +54,7 @@ TABLE_OF_THE_HEAD: tuple[tuple[tuple[Any, ...], str, bool], ...] = (
     ((ANY, True, ANY, "other", ANY), "keep", True),
     ((ANY, True, ANY, "none", ANY), "refuse", False),
     ((ANY, ANY, ANY, ANY, "out of reach"), "build", True),
+    ((ANY, ANY, ANY, ANY, "not pulled"), "build", True),
     ((ANY, ANY, ANY, ANY, ANY), "build", False),
 )
 HEADS = {"none": None, "right": "a1", "other": "b2"}
@@ -74,7 +75,8 @@ def test_the_head_s_image_by_every_flag(flags: Flags, head: str) -> None:
     wants = may and (head != "right" or flags.pull)
     assert decide.asks(flags, found_of(head, "not asked"), in_a_registry=True) == wants
     assert not decide.asks(flags, found_of(head, "not asked"), in_a_registry=False)
-    said = ("out of reach", "absent", "right", "other") if wants else ("not asked",)
+    answers = ("out of reach", "absent", "right", "other", "not pulled")
+    said = answers if wants else ("not asked",)
     for says in said:
         asked = (flags.build, flags.skip_build, flags.pull, head, says)
         act, warned = next(
@@ -91,6 +93,12 @@ def test_the_head_s_image_by_every_flag(flags: Flags, head: str) -> None:
     }
     may_bring = bool(outcomes & {"build"}) or may
     assert flags.head_needs_one == (not may_bring)
+
+
+@pytest.mark.parametrize("flags", [Flags(), Flags(skip_build=True)])
+def test_a_registry_that_answered_is_not_out_of_reach(flags: Flags) -> None:
+    found = Found("a1", None, "not pulled", "a1", failed="unexpected EOF")
+    assert "could not be pulled: unexpected EOF" in decide.head(flags, found).why
 
 
 @pytest.mark.parametrize("flags", [Flags(*each) for each in itertools.product(BOOLS, repeat=5)])

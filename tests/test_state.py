@@ -14,7 +14,9 @@ from pathlib import Path
 
 import pytest
 
-from launcher import files
+from launcher import files, rehearsal
+from launcher.app import App
+from launcher.console import Console
 from launcher.errors import LauncherError
 from launcher.record import KEPT, Record, Secrets, open_run
 from launcher.state import DeploymentRecord, Finished, RankRecord, State, Store
@@ -90,6 +92,29 @@ def test_a_foreign_state_is_refused_with_the_way_out(tmp_path: Path, text: str) 
         Store(path).load()
     assert str(path) in refusal.value.found
     assert "mv " in refusal.value.do_next
+
+
+def test_an_address_s_password_enters_no_record_and_no_error(tmp_path: Path) -> None:
+    environ = {
+        "HF_ENDPOINT": "https://me:hub%40pass@hub.example:444/at/x",
+        "https_proxy": "http://proxy-user:proxy/pass@10.0.0.1:3128",
+        "ALL_PROXY": "other-user:otherpass@10.0.0.2:3128",
+        "HTTP_PROXY": "http://10.0.0.3:3128",
+        "HOME": "/home/me:password@x",
+    }
+    app = App(tmp_path, environ, Console(), Secrets(), rehearsal.build)
+    said = [
+        f"no way to {environ['HF_ENDPOINT']}",
+        "a proxy refused me with hub@pass",
+        f"Cannot connect to proxy {environ['https_proxy']}",
+        f"nor to http://{environ['ALL_PROXY']}",
+    ]
+    hidden = app.secrets.hide("\n".join(said))
+    assert not [word for word in ("hub%40", "hub@", "proxy/", "otherp") if word in hidden]
+    assert "hub.example:444/at/x" in hidden and "10.0.0.1:3128" in hidden
+    assert (
+        app.secrets.hide("10.0.0.3:3128 /home/me:password@x") == "10.0.0.3:3128 /home/me:password@x"
+    )
 
 
 def test_events_are_json_lines_and_secrets_never_enter(tmp_path: Path) -> None:

@@ -150,7 +150,7 @@ class Bring:
         except PullFailed as error:
             self.console.warn(f"{self.name} could not be pulled: {error}")
             self.record.event(STEP, "pull failed", found=str(error))
-            plan = decide.head(flags, replace(found, registry="out of reach"))
+            plan = decide.head(flags, replace(found, registry="not pulled", failed=str(error)))
             self._tell(plan)
             return plan
         usable = self._usable()

@@ -6,6 +6,7 @@ the head. What a broken transfer left on either node is gone on with.
 
 from __future__ import annotations
 
+import contextlib
 import re
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
@@ -63,8 +64,7 @@ class Ship:
             self._arrived(travelling, image)
         finally:
             self.here.untag(travelling)
-        if way == "rsync":
-            self._clean()
+        self._clean()
 
     def look_ahead(self, how: str, image: Image) -> None:
         """Raises LauncherError where there is no room for it."""
@@ -156,9 +156,11 @@ class Ship:
         self.there.untag(travelling)
 
     def _clean(self) -> None:
+        """After a stream, too: a copy that broke off before it may have left both."""
         self.worker.remove(Path(self._far))
         if not self.keep:
-            staged.remove(self._tar)
+            with contextlib.suppress(NotADirectoryError):  # a stream needs no folder
+                staged.remove(self._tar)
 
     # -- places and room
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any, cast
 
 from launcher.commands import nfs
-from launcher.commands.container import ENGRAM, MODEL
+from launcher.commands.container import ENGRAM, MODEL, OWNER
 from launcher.commands.nfs import Export, Volume
 from launcher.errors import LauncherError
 from launcher.findings import Finding, refuse
@@ -19,7 +19,7 @@ from launcher.nodes.base import Node
 from launcher.weights import proof, volumes
 from launcher.weights.backend import STEP, Mounts, Work
 from launcher.weights.manifest import Role
-from launcher.weights.readable import unreadable
+from launcher.weights.readable import more_under, unreadable
 
 READY = 20.0  # seconds for an exporter to listen
 READ = 120.0  # seconds for both ends of some fifty files
@@ -74,7 +74,7 @@ class Nfs:
         return Mounts({"model": volume("MODEL"), "engram": volume("ENGRAM")})
 
     def obstacles(self) -> list[Finding]:
-        found = [*unreadable(self.work), *self._foreign()]
+        found = [*unreadable(self.work), *more_under(self.export), *self._foreign()]
         for volume in self.mounts().volumes.values():
             found += volumes.not_ours(self.work.worker, volume, self.work.owner)
         return found
@@ -264,9 +264,11 @@ class Nfs:
         work = self.work
         name = work.settings.text("NFS_CONTAINER")
         there = _inspect(work.head, name)
-        mend = f"set another NFS_CONTAINER in .env, or on the head: docker rm -f {name}"
         if there is not None and there["labels"].get(nfs.OWNER) != work.owner:
             whose = there["labels"].get(nfs.OWNER) or "no launcher"
+            mend = f"set another NFS_CONTAINER in .env, or on the head: docker rm -f {name}"
+            if OWNER in there["labels"]:  # a rank, which may serve
+                whose, mend = f"{there['labels'][OWNER]}: no exporter", "set another NFS_CONTAINER"
             return [_finding(f"the head has a container {name}, of {whose}", mend)]
         if self._on_host:
             return self._no_rights()
