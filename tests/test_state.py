@@ -20,6 +20,7 @@ from launcher.console import Console
 from launcher.errors import LauncherError
 from launcher.record import KEPT, Record, Secrets, open_run
 from launcher.state import DeploymentRecord, Finished, RankRecord, State, Store
+from launcher.together import together
 
 DEPLOYMENT = DeploymentRecord(
     name="rehearsal",
@@ -156,3 +157,14 @@ def test_tail_reads_the_end_only(tmp_path: Path) -> None:
     assert files.tail(path, 0) == ()
     # A line that the window cuts is left out rather than shown in part.
     assert files.tail(path, 5, window=12) == ("line 999",)
+
+
+def test_threads_may_replace_one_file_at_the_same_time(tmp_path: Path) -> None:
+    path = tmp_path / "sums.json"
+
+    def often(number: int) -> None:
+        for _ in range(20):
+            files.replace_json(path, {"number": number})
+
+    together(often, range(8))
+    assert files.read_json(path) is not None and os.listdir(tmp_path) == [path.name]
