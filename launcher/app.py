@@ -9,7 +9,7 @@ from pathlib import Path
 from launcher.console import Console
 from launcher.errors import UsageError
 from launcher.pair import reach
-from launcher.record import Record, Secrets, Unkept, open_run
+from launcher.record import Record, Secrets, Unkept, in_addresses, open_run
 from launcher.runtimes.base import Runtime
 from launcher.runtimes.process import ProcessRuntime
 from launcher.settings.load import load
@@ -23,6 +23,14 @@ REHEARSAL, PAIR = "rehearsal", "pair"
 Builder = Callable[["App", Settings, Record], tuple[Context, Sequence[Step]]]
 
 
+@dataclass
+class Last:
+    """What the verb came to, for the words of an error that knows of neither."""
+
+    settings: Settings | None = None
+    log: Path | None = None
+
+
 @dataclass(frozen=True)
 class App:
     root: Path  # the checkout
@@ -31,9 +39,12 @@ class App:
     secrets: Secrets
     build: Builder  # the rehearsal's
     store: Store = field(init=False)
+    last: Last = field(init=False, default_factory=Last)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "store", Store(self.logs / "state.json"))
+        for each in in_addresses(self.environ):
+            self.secrets.add(each)
 
     @property
     def logs(self) -> Path:
@@ -55,6 +66,8 @@ class App:
         for _, resolved in found.items():
             if isinstance(resolved.value, Secret):
                 self.secrets.add(resolved.value.reveal())
+        if overrides or self.last.settings is None:
+            self.last.settings = found
         return found
 
     def recorded_name(self) -> str:
@@ -66,12 +79,14 @@ class App:
         """A new record. Where it ``must`` not be, a disk that is full gives one that keeps nothing:
         what runs can be ended without it."""
         try:
-            return open_run(self.logs, secrets=self.secrets)
+            made = open_run(self.logs, secrets=self.secrets)
         except OSError as error:
             if must:
                 raise
             self.console.warn(f"nothing is recorded: {error}")
             return Unkept(self.logs)
+        self.last.log = made.folder / "log.txt"
+        return made
 
     def runtime(self, deployment: str, patience: float = 10.0) -> Runtime:
         """The runtime of a deployment's ranks, where they were started or, if none is recorded,

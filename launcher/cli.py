@@ -7,7 +7,6 @@ import contextlib
 import difflib
 import errno
 import os
-import shlex
 import signal
 import sys
 import traceback
@@ -15,7 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import FrameType
 
-from launcher import rehearsal, verbs
+from launcher import file_errors, rehearsal, verbs
 from launcher.app import PAIR, App, Builder
 from launcher.console import Console
 from launcher.errors import LauncherError
@@ -107,7 +106,7 @@ def main(
     except OSError as error:
         if error.filename is None and error.errno != errno.ENOSPC:
             raise
-        app.console.error(str(_of_a_file(error, root)))
+        app.console.error(str(file_errors.told(error, root, app.last.settings, app.last.log)))
         return 1
     except SystemExit as end:  # argparse has said what it wanted to
         return end.code if isinstance(end.code, int) else 1
@@ -117,20 +116,6 @@ def main(
             + traceback.format_exc().rstrip()
         )
         return 70
-
-
-def _of_a_file(error: OSError, root: Path) -> LauncherError:
-    """A file that could not be read or written, in words."""
-    name = error.filename or "a file"
-    mend = f"see ls -ld {shlex.quote(str(name))}"
-    if error.errno == errno.ENOSPC:
-        mend = f"free some space: df -h {shlex.quote(str(root))}"
-    elif isinstance(error, PermissionError):
-        logs = shlex.quote(str(root / "logs"))
-        mend = f"if the launcher was once run by another user: sudo chown -R $USER {logs}"
-    return LauncherError(
-        f"{name}: {error.strerror or error}", "files that this user may read and write", mend
-    )
 
 
 def usage() -> str:

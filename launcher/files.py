@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,8 @@ from typing import Any
 def replace(path: Path, data: bytes, mode: int = 0o644) -> None:
     """Write ``data`` to ``path`` so that a reader, or a power cut, sees the old file or the new."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    part = path.with_name(f".{path.name}.{os.getpid()}.part")
+    # Of this thread alone: checksums of several files are remembered at the same time.
+    part = path.with_name(f".{path.name}.{os.getpid()}.{threading.get_ident()}.part")
     try:
         fd = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, mode)
         with os.fdopen(fd, "wb") as out:

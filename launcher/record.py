@@ -6,9 +6,10 @@ import json
 import os
 import shutil
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
+from urllib.parse import unquote
 
 from launcher import clock
 
@@ -34,6 +35,20 @@ class Secrets:
         for value in sorted(self._values, key=len, reverse=True):
             text = text.replace(value, "***")
         return text
+
+
+def in_addresses(environ: Mapping[str, str]) -> list[str]:
+    """Names and passwords in the environment's addresses of a hub and of proxies, as they are
+    written there and as they are meant."""
+    found = []
+    for key, text in environ.items():
+        if key != "HF_ENDPOINT" and not key.upper().endswith("_PROXY"):
+            continue
+        account = text.partition("://")[2] or text
+        account = account.rpartition("@")[0]
+        for each in (account, account.partition(":")[2]):
+            found += [each, unquote(each)]
+    return found
 
 
 class Record:

@@ -6,7 +6,7 @@ import argparse
 import json
 import shlex
 import time
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 from launcher import lock, rehearsal
 from launcher.app import PAIR, REHEARSAL, App
@@ -23,10 +23,9 @@ from launcher.smoke.chat import QUESTION, TOKENS, user
 from launcher.smoke.target import target
 from launcher.standing import Report, standing
 from launcher.steps import runner
-from launcher.steps.base import PREFLIGHT, ROLES, Context, Step
+from launcher.steps.base import ROLES, Context, Step
 from launcher.steps.download import LOCK as DOWNLOAD_LOCK
-from launcher.steps.download import STEP as DOWNLOAD
-from launcher.steps.launch import GRACE, end, stop_all
+from launcher.steps.launch import GRACE, LAUNCH, stop_all
 from launcher.steps.ready import api_of
 
 PROBE_TIME = 20.0  # seconds for the token of ``status --probe``
@@ -58,14 +57,8 @@ def restart(app: App, args: argparse.Namespace) -> int:
                 "./start.sh for two Sparks, ./start.sh rehearse on this machine alone",
             )
         app.runtime(recorded.name)
-        # All that can be refused is refused while the old ranks still serve.
         ctx, steps = _built(app, recorded.name, args)
-        for step in steps:
-            if step.key in (PREFLIGHT, DOWNLOAD):
-                step.do(ctx)
-        ctx.plan("any", 1)
-        end(ctx)
-        _bring_up(app, "restart", ctx, steps)
+        _bring_up(app, "restart", ctx, steps, anew=(LAUNCH,))  # which ends the old ranks
     return _follow_if_asked(ctx)
 
 
@@ -271,15 +264,17 @@ def _only(app: App, name: str) -> None:
         )
 
 
-def _bring_up(app: App, verb: str, ctx: Context, steps: Sequence[Step]) -> None:
+def _bring_up(
+    app: App, verb: str, ctx: Context, steps: Sequence[Step], anew: Collection[str] = ()
+) -> None:
     began = time.monotonic()
     ctx.record.event("launcher", "began", verb=verb)
     app.console.say(f"{verb}: record in {_short(app, ctx.record)}")
-    did = runner.run(steps, ctx)
+    did = runner.run(steps, ctx, anew=anew)
     ctx.record.event("launcher", "ended", verb=verb, did=did)
     api = api_of(ctx)
     model = ctx.settings.text("SERVED_MODEL_NAME")
-    if "launch" in did:
+    if LAUNCH in did:
         told = f"the {ctx.name} serves at {api.url} ({span(time.monotonic() - began)})"
     else:
         told = f"the {ctx.name} served already and nothing has changed: {api.url}"

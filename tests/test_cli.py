@@ -8,6 +8,7 @@ if __name__ == "__main__":  # before the imports below, which this Python may la
     main(__file__)
 
 import contextlib
+import errno
 import io
 import json
 import os
@@ -22,9 +23,10 @@ from pathlib import Path
 
 import pytest
 import stub_launcher
+from settings_root import settings_of
 from test_state import DEPLOYMENT
 
-from launcher import cli, lock, ports
+from launcher import cli, file_errors, lock, ports
 from launcher.state import Store
 
 HERE = Path(__file__).resolve().parent
@@ -279,6 +281,7 @@ def test_a_download_runs_once_at_a_time_and_beside_whatever_serves(checkout: Che
         (["rehearsal"], "did you mean rehearse?"),
         (["start", "--set", "KV_BLOCK_SIZE=128"], "32 or 64"),
         (["start", "--set", "WORKER_SSH=a b"], "'a b' as the host"),
+        (["download", "--set", "MODEL_HOST=./x", "ENGRAM_DIR=x/"], "MODEL_HOST too"),
         (["rehearse", "--set", "PORTT=1"], "did you mean PORT?"),
         (["logs", "third"], "invalid choice"),
         (["smoke", "--url", "https://127.0.0.1:8888"], "http://HOST:PORT"),
@@ -293,6 +296,40 @@ def test_what_cannot_be_done_is_exit_2_with_a_way_on(
     assert cli.main(words, root=checkout.root, environ={}) == 2
     out, err = capfd.readouterr()
     assert said in out + err
+
+
+def test_a_directory_that_cannot_be_made_is_told_with_its_setting_and_the_log(
+    checkout: Checkout,
+) -> None:
+    (checkout.root / "file").touch()
+    where = f"CACHE_ROOT={checkout.root}/file/cache"
+    ran = checkout.run("download", "--set", "AUTO_DOWNLOAD=0", where)
+    assert ran.code == 1
+    assert f"ls -ld {checkout.root}/file;" in ran.said and "set CACHE_ROOT in .env" in ran.said
+    assert "chown" not in ran.said and f"log:     {checkout.logs}/runs/" in ran.said
+
+
+@pytest.mark.parametrize(
+    ("path", "number", "mend"),
+    [
+        ("logs/runs", errno.EACCES, "sudo chown -R $USER {0}/logs"),
+        ("srv", errno.EACCES, "see ls -ld {0}; or set ENGRAM_DIR and CACHE_ROOT in .env to"),
+        ("ship/a/x", errno.EROFS, "see ls -ld {0}; or set IMAGE_SHIP_DIR in .env to"),
+        ("srv/c/a/b", errno.ENOSPC, "df -h {0}; or set CACHE_ROOT in .env to"),
+        ("model/x", errno.EACCES, "see ls -ld {0}/model; or set MODEL_HOST in .env to"),
+        ("elsewhere", errno.EACCES, "see ls -ld {0}"),
+    ],
+)
+def test_who_may_write_where_is_asked_of_what_is_there(
+    tmp_path: Path, path: str, number: int, mend: str
+) -> None:
+    for folder in ("logs/runs", "model"):
+        (tmp_path / folder).mkdir(parents=True)
+    dotenv = "CACHE_ROOT=x/../srv/c\nENGRAM_DIR=srv/e\nIMAGE_SHIP_DIR=ship/a\n"
+    error = OSError(number, "why", str(tmp_path / path))
+    found = file_errors.told(error, tmp_path, settings_of(tmp_path, dotenv))
+    assert mend.format(tmp_path) in found.do_next
+    assert ("set " in mend) == ("set " in found.do_next)
 
 
 def test_help_names_every_verb(capfd: pytest.CaptureFixture[str]) -> None:

@@ -8,6 +8,7 @@ if __name__ == "__main__":  # before the imports below, which this Python may la
     main(__file__, "huggingface_hub")
 
 import contextlib
+import errno
 import hashlib
 import io
 import json
@@ -24,10 +25,10 @@ import pytest
 from local_hub import LocalHub, git_id
 
 from launcher.console import Console
-from launcher.errors import LauncherError
+from launcher.errors import LauncherError, UsageError
 from launcher.nodes.local import LocalNode
 from launcher.record import Record
-from launcher.weights import download, hub, manifest
+from launcher.weights import aside, download, fetch, hub, manifest
 from launcher.weights.download import Job, bring
 from launcher.weights.hub import Hub, HubError
 from launcher.weights.manifest import Entry, Manifest, Part, Role
@@ -220,6 +221,7 @@ def test_a_whole_head_is_not_asked_of_the_hub_again(head: Head) -> None:
     assert updated.key() != first.key()
     assert sorted(head.hub.got()) == [INDEX, INDEX, "tokenizer.json"]
     assert (head.model / "tokenizer.json").read_bytes() == b"a newer commit"
+    assert not (head.root / "cache" / "replaced").exists()  # it was the hub's before
 
 
 def break_files(head: Head) -> list[str]:
@@ -249,6 +251,20 @@ def test_what_is_bad_is_named_and_only_that_is_fetched_again(head: Head) -> None
     assert f"{bad[1]} is cut off" in told
     assert f"missing: {bad[2]}" in told
     assert (head.root / "cache/replaced/model/tokenizer.json").read_bytes() == b'{"tok": 2}'
+
+
+def test_each_file_that_was_the_user_s_is_kept_and_none_that_was_the_hub_s(tmp_path: Path) -> None:
+    own, kept = tmp_path / "config.json", tmp_path / "replaced" / "model"
+    texts = (b"mine", b"mine, too", b"hub's", b"mine", b"at last")
+    settled = entry(own.name, b"hub's")
+    for text in texts:
+        own.write_bytes(text)
+        aside.keep(own, kept, settled)
+    assert {path.name: path.read_bytes() for path in kept.iterdir()} == {
+        "config.json": b"mine",
+        "config.json.2": b"mine, too",
+        "config.json.3": b"at last",
+    }
 
 
 def test_a_flipped_bit_that_kept_its_time_is_found_when_all_is_summed_anew(head: Head) -> None:
@@ -427,6 +443,30 @@ def test_without_a_hub_a_whole_tree_is_used_and_said_so(head: Head) -> None:
     assert head.hub.got() == [INDEX, INDEX]  # the files were right
 
 
+@pytest.mark.parametrize(
+    ("cause", "kind"),
+    [
+        (ConnectionError("the cable is drawn"), "network"),
+        (OSError(errno.ENOSPC, "the cable is drawn"), "disk"),
+        (KeyError("the cable is drawn"), "other"),
+    ],
+)
+def test_what_the_library_s_error_came_from_is_told(cause: Exception, kind: str) -> None:
+    try:
+        try:
+            raise cause
+        except Exception as error:
+            try:
+                {}["something of the library's own"]
+            except KeyError:
+                raise ValueError("failed due to the above error") from error
+    except ValueError as error:
+        assert fetch.kind_of(error) == kind
+        told = fetch.text_of(error)
+    assert "the cable is drawn" in told
+    assert "failed due to the above error" in told
+
+
 def test_without_a_hub_an_incomplete_tree_is_an_error_that_names_both(head: Head) -> None:
     head.fill()
     (head.model / LAST).unlink()
@@ -487,6 +527,21 @@ def test_auto_download_0_measures_by_what_was_downloaded(head: Head) -> None:
     with pytest.raises(LauncherError) as caught:
         bring(head.job(fetch=False))
     assert all(name in caught.value.found for name in bad)
+    assert "missing or wrong: " in head.said and "to be fetched" not in head.said
+    assert head.hub.asked == []
+
+
+@pytest.mark.parametrize("how", ["update", "another repository"])
+def test_auto_download_0_never_forgets_the_hub_s_checksums(head: Head, how: str) -> None:
+    """A tree in their place would be its own measure, and wrong bytes right."""
+    settled = head.settle()
+    break_files(head)
+    job = head.job(fetch=False)
+    if how == "another repository":
+        job = replace(job, repos={**job.repos, "model": "owner/other"})
+    with pytest.raises(UsageError, match=r"AUTO_DOWNLOAD=0|owner/other"):
+        bring(job, update=how == "update")
+    assert manifest.load(job.manifest) == settled
     assert head.hub.asked == []
 
 
@@ -505,6 +560,16 @@ def test_a_cache_s_links_are_followed_and_never_written_through(head: Head) -> N
     assert not (head.model / "tokenizer.json").is_symlink()
     assert blob.read_bytes() == b"altered"
     assert head.differs() == []
+
+
+@pytest.mark.parametrize("fetch", [True, False])
+def test_a_file_where_a_directory_should_be_is_told_before_the_hub_is_asked(
+    head: Head, fetch: bool
+) -> None:
+    head.model.touch()
+    with pytest.raises(LauncherError, match=r"MODEL_HOST is .*, and .*/model is no directory"):
+        bring(head.job(fetch=fetch))
+    assert head.hub.asked == []
 
 
 class Narrow(LocalNode):

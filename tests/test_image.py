@@ -54,6 +54,7 @@ TABLE_OF_THE_HEAD: tuple[tuple[tuple[Any, ...], str, bool], ...] = (
     ((ANY, True, ANY, "other", ANY), "keep", True),
     ((ANY, True, ANY, "none", ANY), "refuse", False),
     ((ANY, ANY, ANY, ANY, "out of reach"), "build", True),
+    ((ANY, ANY, ANY, ANY, "not pulled"), "build", True),
     ((ANY, ANY, ANY, ANY, ANY), "build", False),
 )
 HEADS = {"none": None, "right": "a1", "other": "b2"}
@@ -74,7 +75,8 @@ def test_the_head_s_image_by_every_flag(flags: Flags, head: str) -> None:
     wants = may and (head != "right" or flags.pull)
     assert decide.asks(flags, found_of(head, "not asked"), in_a_registry=True) == wants
     assert not decide.asks(flags, found_of(head, "not asked"), in_a_registry=False)
-    said = ("out of reach", "absent", "right", "other") if wants else ("not asked",)
+    answers = ("out of reach", "absent", "right", "other", "not pulled")
+    said = answers if wants else ("not asked",)
     for says in said:
         asked = (flags.build, flags.skip_build, flags.pull, head, says)
         act, warned = next(
@@ -91,6 +93,12 @@ def test_the_head_s_image_by_every_flag(flags: Flags, head: str) -> None:
     }
     may_bring = bool(outcomes & {"build"}) or may
     assert flags.head_needs_one == (not may_bring)
+
+
+@pytest.mark.parametrize("flags", [Flags(), Flags(skip_build=True)])
+def test_a_registry_that_answered_is_not_out_of_reach(flags: Flags) -> None:
+    found = Found("a1", None, "not pulled", "a1", failed="unexpected EOF")
+    assert "could not be pulled: unexpected EOF" in decide.head(flags, found).why
 
 
 @pytest.mark.parametrize("flags", [Flags(*each) for each in itertools.product(BOOLS, repeat=5)])
@@ -637,8 +645,12 @@ def test_what_was_skipped_is_not_proven(tmp_path: Path) -> None:
     parity.do(ctx)
     assert "NOT checked on either node: EXL3's kernels, Engram's rows" in said[0]
     assert done("1") and not done("0")
+    # It is said each time that nothing was checked, and never called done.
+    assert parity.found(ctx) == "left out, as before"
+    assert len(said) == 2 and said[1] == said[0]
     log.write_text('head: {"check": "one", "ok": true}\n')
     assert done("0") and done("1")
+    assert parity.found(ctx) == "already done" and len(said) == 2
 
 
 def test_the_image_or_the_checkpoint_changed_is_checked_again(tmp_path: Path) -> None:

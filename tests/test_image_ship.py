@@ -8,6 +8,7 @@ if __name__ == "__main__":  # before the imports that a bare Python lacks
     main(__file__)
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path, PurePosixPath
 from typing import Any, cast
 
@@ -127,6 +128,26 @@ def test_a_whole_image_gets_the_name_and_leaves_nothing_behind(made: Any) -> Non
     way.ship.ship("rsync", IMAGE)
     assert way.there.names == {NAME: IMAGE} and way.here.names == {NAME: IMAGE}
     assert way.worker.files == {}
+
+
+@pytest.mark.parametrize("keep", [False, True])
+def test_a_stream_takes_away_what_a_broken_off_copy_left(
+    made: Any, monkeypatch: pytest.MonkeyPatch, keep: bool
+) -> None:
+    way = made(brings=IMAGE)
+    way.worker.files[way.tar] = SIZE // 2
+    tar = way.ship.folder / "kit_1.tar"
+    tar.parent.mkdir()
+    tar.touch()
+
+    def through(*_: Any) -> Ended:
+        way.there.names[TRAVELLING] = IMAGE
+        return Ended((0, 0), ("", ""))
+
+    monkeypatch.setattr(ship.pipe, "through", through)
+    replace(way.ship, keep=keep).ship("stream", IMAGE)
+    assert way.there.names == {NAME: IMAGE} and way.worker.files == {}
+    assert tar.exists() == keep
 
 
 def test_other_layers_never_get_the_name_and_are_copied_anew(made: Any) -> None:

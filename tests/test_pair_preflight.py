@@ -167,6 +167,24 @@ def test_the_image_is_missing_or_of_another_machine() -> None:
     assert "is for amd64" in findings[0].found and "differs" in findings[1].found
 
 
+def test_flags_that_nobody_set_are_not_blamed_for_a_missing_image(tmp_path: Path) -> None:
+    """`pack` and `share` need an image on both nodes, whatever the flags say."""
+    none = {name: survey(name, docker=docker(image=None)) for name in ("head", "worker")}
+    swapped = survey("worker", docker=docker(image=layers("sha256:03")))
+    both = ("head", "worker")
+    plain = replace(GIVEN, image_needed=both, image_flags={})
+    for head, worker in ((none["head"], none["worker"]), (HEAD, swapped)):
+        for each in checked(head, worker, plain):
+            assert "./start.sh brings it first" in each.mend and "SKIP_" not in str(each), each
+    of = Given.of(settings_of(tmp_path, "SKIP_BUILD=1\nSKIP_PULL=1\nSKIP_SHIP=1\n"), OWNER)
+    assert of.image_needed == both
+    flagged = replace(GIVEN, image_needed=both, image_flags=of.image_flags)
+    one, other = checked(none["head"], none["worker"], flagged)
+    assert "without SKIP_BUILD=1 and SKIP_PULL=1" in one.mend and "SKIP_SHIP=1" in other.mend
+    assert "SKIP_SHIP=1 keep" in other.needed
+    assert Given.of(settings_of(tmp_path), OWNER).image_flags == {}
+
+
 # ---- weights ----
 
 

@@ -30,6 +30,8 @@ FINE = (
     "EXTRA_ARGS='--cudagraph-capture-sizes 4 8'\n",
     "EXTRA_ARGS='--cudagraph_capture_sizes 1 2 3'\nSPEC_METHOD=none\n",
     "LONG_PREFILL_TOKEN_THRESHOLD=768\n",
+    "MODEL_HOST=/a\nENGRAM_DIR=/a/b\nWORKER_MODEL_DIR=/a\nCONTAINER_WORKER=dsv41-exl3-head\n",
+    "ZFS_HEAD_MODEL_DS=a/b\nZFS_WORKER_MODEL_DS=a/b\n",
     "ZFS_POOL=tank/ai\nZFS_HEAD_MODEL_DS=tank/a.b_c-d:e\nZFS_SSH=me@10.0.22.2\nNFS_IMAGE=x:local\n",
 )
 BROKEN = (
@@ -51,6 +53,15 @@ BROKEN = (
     ("MASTER_PORT=8888\n", "MASTER_PORT", "PORT too"),
     ("LONG_PREFILL_TOKEN_THRESHOLD=1792\n", "LONG_PREFILL_TOKEN_THRESHOLD", "256 below"),
     ("ENGRAM_STORE=memory\n", "ENGRAM_STORE", "use file, or ENFORCE_EAGER=1"),
+    ("MODEL_HOST=/a/b\nENGRAM_DIR=/a/c/../b\n", "ENGRAM_DIR", "MODEL_HOST too"),
+    ("MODEL_HOST=./engram-src\n", "ENGRAM_DIR", "MODEL_HOST too"),
+    ("WORKER_MODEL_DIR=~/a\nWORKER_ENGRAM_DIR=a/\n", "WORKER_ENGRAM_DIR", "WORKER_MODEL_DIR too"),
+    ("NFS_VOLUME_MODEL=dsv41-exl3-engram\n", "NFS_VOLUME_ENGRAM", "NFS_VOLUME_MODEL too"),
+    ("NFS_EXPORT_MODEL=dsv41-engram\n", "NFS_EXPORT_ENGRAM", "NFS_EXPORT_MODEL too"),
+    ("NFS_CONTAINER=dsv41-exl3-head\n", "NFS_CONTAINER", "CONTAINER_HEAD too"),
+    ("ZFS_HEAD_MODEL_DS=a/b\nZFS_WORKER_ENGRAM_DS=a/b\n", "ZFS_WORKER_ENGRAM_DS", "_MODEL_DS too"),
+    ("NFS_IMAGE=x\nIMAGE=docker.io/library/x:latest\n", "NFS_IMAGE", "IMAGE too"),
+    ("IMAGE=vllm/vllm-openai:v0.33.0\n", "BASE_IMAGE", "IMAGE too"),
 )
 
 
@@ -67,6 +78,14 @@ def test_a_broken_rule_names_the_key_its_place_and_the_way_out(
         pair_rules.require(settings_of(tmp_path, text))
     assert key in str(error.value) and word in str(error.value)
     assert error.value.exit_code == 2
+
+
+def test_a_link_to_the_other_directory_is_the_other_directory(tmp_path: Path) -> None:
+    (tmp_path / "native").mkdir()
+    (tmp_path / "link").symlink_to("native")
+    settings = settings_of(tmp_path, "MODEL_HOST=./link\nENGRAM_DIR=./native\n")
+    with pytest.raises(UsageError, match="MODEL_HOST too"):
+        pair_rules.require(settings)
 
 
 def test_all_broken_rules_are_told_at_once(tmp_path: Path) -> None:

@@ -48,6 +48,10 @@ class Recorded(Step):
     def done(self, ctx: Context) -> bool:
         return bool(self.world.get(f"{self.key} there"))
 
+    def look_ahead(self, ctx: Context) -> None:
+        if self.world.get(f"{self.key} cannot"):
+            raise LauncherError("no way", "one", "mend it")
+
     def do(self, ctx: Context) -> None:
         self.world["calls"].append(f"do {self.key}")
         if self.world.get(f"{self.key} fails"):
@@ -127,6 +131,34 @@ def test_a_failed_step_is_not_recorded_nor_is_what_rests_on_it(ctx: Context) -> 
     assert runner.run(steps, ctx) == ["engine", "overlay", "launch"]
     events = (ctx.record.folder / "events.jsonl").read_text()
     assert '"event": "failed", "found": "a fault"' in events
+
+
+def test_nothing_is_undone_before_every_later_step_has_looked_ahead(ctx: Context) -> None:
+    world: dict[str, Any] = {}
+    steps = chain(world)
+    runner.run(steps, ctx)
+    world["calls"].clear()
+    before = ctx.store.load().steps
+    for key in ("overlay", "launch"):  # the step that has changed, and one after it
+        with pytest.raises(LauncherError, match="no way"):
+            world |= {"overlay input": 1, f"{key} cannot": True}
+            runner.run(steps, ctx)
+        assert world["calls"] == [] and ctx.store.load().steps == before
+        world[f"{key} cannot"] = False
+    world["look cannot"] = True  # but what stands and stays needs no look
+    assert runner.run(steps, ctx) == ["overlay", "launch"]
+    world |= {"overlay input": 2, "look there": False}
+    with pytest.raises(LauncherError, match="no way"):
+        runner.run(steps, ctx)
+
+
+def test_what_is_asked_for_anew_is_done_though_it_is_done(ctx: Context) -> None:
+    world: dict[str, Any] = {}
+    steps = chain(world)
+    runner.run(steps, ctx)
+    world["calls"].clear()
+    assert runner.run(steps, ctx, anew=("overlay",)) == ["overlay", "launch"]
+    assert world["calls"] == ["undo launch", "do overlay", "do launch"]
 
 
 def checkout(tmp_path: Path) -> tuple[Path, Path]:

@@ -14,10 +14,13 @@ from pathlib import Path
 
 import pytest
 
-from launcher import files
+from launcher import files, rehearsal
+from launcher.app import App
+from launcher.console import Console
 from launcher.errors import LauncherError
 from launcher.record import KEPT, Record, Secrets, open_run
 from launcher.state import DeploymentRecord, Finished, RankRecord, State, Store
+from launcher.together import together
 
 DEPLOYMENT = DeploymentRecord(
     name="rehearsal",
@@ -92,6 +95,29 @@ def test_a_foreign_state_is_refused_with_the_way_out(tmp_path: Path, text: str) 
     assert "mv " in refusal.value.do_next
 
 
+def test_an_address_s_password_enters_no_record_and_no_error(tmp_path: Path) -> None:
+    environ = {
+        "HF_ENDPOINT": "https://me:hub%40pass@hub.example:444/at/x",
+        "https_proxy": "http://proxy-user:proxy/pass@10.0.0.1:3128",
+        "ALL_PROXY": "other-user:otherpass@10.0.0.2:3128",
+        "HTTP_PROXY": "http://10.0.0.3:3128",
+        "HOME": "/home/me:password@x",
+    }
+    app = App(tmp_path, environ, Console(), Secrets(), rehearsal.build)
+    said = [
+        f"no way to {environ['HF_ENDPOINT']}",
+        "a proxy refused me with hub@pass",
+        f"Cannot connect to proxy {environ['https_proxy']}",
+        f"nor to http://{environ['ALL_PROXY']}",
+    ]
+    hidden = app.secrets.hide("\n".join(said))
+    assert not [word for word in ("hub%40", "hub@", "proxy/", "otherp") if word in hidden]
+    assert "hub.example:444/at/x" in hidden and "10.0.0.1:3128" in hidden
+    assert (
+        app.secrets.hide("10.0.0.3:3128 /home/me:password@x") == "10.0.0.3:3128 /home/me:password@x"
+    )
+
+
 def test_events_are_json_lines_and_secrets_never_enter(tmp_path: Path) -> None:
     secrets = Secrets()
     record = Record(tmp_path, secrets=secrets, now=lambda: 0.0)
@@ -131,3 +157,14 @@ def test_tail_reads_the_end_only(tmp_path: Path) -> None:
     assert files.tail(path, 0) == ()
     # A line that the window cuts is left out rather than shown in part.
     assert files.tail(path, 5, window=12) == ("line 999",)
+
+
+def test_threads_may_replace_one_file_at_the_same_time(tmp_path: Path) -> None:
+    path = tmp_path / "sums.json"
+
+    def often(number: int) -> None:
+        for _ in range(20):
+            files.replace_json(path, {"number": number})
+
+    together(often, range(8))
+    assert files.read_json(path) is not None and os.listdir(tmp_path) == [path.name]

@@ -82,6 +82,12 @@ def test_foreign_text_is_refused_by_name(text: str | bytes) -> None:
 values = st.none() | st.booleans() | st.integers() | st.text() | st.lists(st.integers())
 
 
+def test_a_version_is_a_number() -> None:
+    text = Manifest((Part("model", "", "", (Entry("0", 0),)),)).to_json()
+    with pytest.raises(LauncherError, match="its version is True"):
+        Manifest.from_json(text.replace('"version": 1', '"version": true'))
+
+
 @given(manifests, st.data())
 def test_one_value_changed_by_hand_is_refused(made: Manifest, data: st.DataObject) -> None:
     value = json.loads(made.to_json())

@@ -16,6 +16,8 @@ from dataclasses import dataclass, field
 from pathlib import PurePosixPath
 from typing import Any
 
+from launcher.facts.docker import OWNER as RANKS
+
 PORT = 2049
 ROOT = "/export"  # of the exporter's container
 OWNER = "dsv41.exporter"  # label: whose the container is
@@ -226,9 +228,12 @@ class Volume:
     def look(self) -> tuple[str, ...]:
         return ("docker", "volume", "inspect", "--format", "{{json .}}", self.name)
 
-    def users(self) -> tuple[str, ...]:
+    def users(self, owner: str = "") -> tuple[str, ...]:
+        """Containers that have it; with an owner, only the ranks of that checkout."""
+        label = ("--filter", f"label={RANKS}={owner}") if owner else ()
         return (
-            "docker", "ps", "--all", "--filter", f"volume={self.name}", "--format", "{{.Names}}",
+            "docker", "ps", "--all", "--filter", f"volume={self.name}", *label,
+            "--format", "{{.Names}}",
         )  # fmt: skip
 
 

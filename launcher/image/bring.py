@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from launcher.console import Console
 from launcher.errors import LauncherError
+from launcher.facts.base import gib
 from launcher.facts.docker import Image
+from launcher.findings import Finding, refuse
 from launcher.image import build, decide, identity, registry
-from launcher.image.decide import Flags, Found, Plan
+from launcher.image.decide import Flags, Found, Plan, Says
 from launcher.image.reference import reference
 from launcher.image.registry import Login, Remote
 from launcher.image.ship import Ship
@@ -40,6 +42,8 @@ class Bring:
     console: Console
     machine: str
     ship: Callable[[str], Ship]
+    # What the registry said of the image, by its name: it is asked once.
+    said: dict[str, tuple[Says, Remote | None]] = field(default_factory=dict, compare=False)
 
     @property
     def name(self) -> str:
@@ -51,12 +55,38 @@ class Bring:
         return stamp(self.root, "" if base == TABLE["BASE_IMAGE"].default else base)
 
     def standing(self) -> bool:
-        """Whether both nodes have one image of the recipe, or one that SKIP_BUILD=1 keeps."""
-        flags = Flags.of(self.settings)
+        """Whether both nodes have one image, and it is the one that would be kept."""
         image = self._usable()
         if image is None or not identity.same(image, self.there.find(self.name)):
             return False
-        return image.stamp == self.wanted() or flags.skip_build
+        plan, found, remote = self._decided(Flags.of(self.settings))
+        if plan.act == "pull" and remote is not None:  # of what is here
+            return found.right and remote.layers == image.layers
+        return plan.act == "keep"
+
+    def kept(self) -> str:
+        """Says why what is `standing` is kept, where that must not be overlooked."""
+        plan, _, _ = self._decided(Flags.of(self.settings))
+        if not plan.warning:
+            return "already done"
+        self._tell(plan)
+        return "kept"
+
+    def look_ahead(self) -> None:
+        """Raises LauncherError for what can be seen now to keep `do` from ending well."""
+        flags = Flags.of(self.settings)
+        plan, _, remote = self._decided(flags)
+        image = self._usable()
+        if plan.act == "refuse":
+            raise self._none(plan)
+        if plan.act == "build":
+            refuse(self._no_base(self.settings.text("BASE_IMAGE"), image))
+        if plan.act == "pull" and remote is not None:
+            refuse(self._no_room(self.name, remote, image))
+        if plan.act != "keep" or image is None or flags.skip_ship:
+            return  # what it will be is not known yet, or it does not travel
+        if not identity.same(image, self.there.find(self.name)):
+            self.ship(self._platform(image)).look_ahead(self.settings.text("IMAGE_SHIP"), image)
 
     def do(self) -> None:
         """Raises LauncherError where it cannot, or by the flags must not, be brought."""
@@ -73,12 +103,7 @@ class Bring:
 
     def _on_head(self, flags: Flags) -> tuple[Image, Remote | None, bool]:
         """The image, what the registry said if it was asked, and whether it was built now."""
-        usable = self._usable()
-        found = Found(self.wanted(), None if usable is None else usable.stamp)
-        remote: Remote | None = None
-        if decide.asks(flags, found, self._in_a_registry):
-            found, remote = self._ask(found)
-        plan = decide.head(flags, found)
+        plan, found, remote = self._decided(flags)
         self._tell(plan)
         if plan.act == "pull":
             plan = self._pull(flags, found, remote)
@@ -104,6 +129,18 @@ class Bring:
             )
         return image, remote, plan.act == "build"
 
+    def _decided(self, flags: Flags) -> tuple[Plan, Found, Remote | None]:
+        """What is to be done, of what was found, and what the registry said if it was asked."""
+        usable = self._usable()
+        found = Found(self.wanted(), None if usable is None else usable.stamp)
+        remote: Remote | None = None
+        if decide.asks(flags, found, self._in_a_registry):
+            if self.name not in self.said:
+                self.said[self.name] = self._ask(found)
+            says, remote = self.said[self.name]
+            found = replace(found, registry=says, remote=remote.stamp if remote else "")
+        return decide.head(flags, found), found, remote
+
     def _pull(self, flags: Flags, found: Found, remote: Remote | None) -> Plan:
         """What is left to do after a pull, or instead of one that failed."""
         size = f", {remote.size / 1e9:.2f} GB" if remote and remote.size else ""
@@ -113,7 +150,7 @@ class Bring:
         except PullFailed as error:
             self.console.warn(f"{self.name} could not be pulled: {error}")
             self.record.event(STEP, "pull failed", found=str(error))
-            plan = decide.head(flags, replace(found, registry="out of reach"))
+            plan = decide.head(flags, replace(found, registry="not pulled", failed=str(error)))
             self._tell(plan)
             return plan
         usable = self._usable()
@@ -123,21 +160,21 @@ class Bring:
             self._tell(plan)
         return plan
 
-    def _ask(self, found: Found) -> tuple[Found, Remote | None]:
-        """``found`` with what the registry says, which is told."""
+    def _ask(self, found: Found) -> tuple[Says, Remote | None]:
+        """What the registry says, which is told."""
         wanted = reference(self.name)
         if wanted is None:
             self.console.warn(f"IMAGE={self.name} is no name that a registry would know")
-            return replace(found, registry="absent"), None
+            return "absent", None
         try:
             remote = registry.ask(wanted, self._platform(None), self._login())
         except registry.OutOfReach as error:
             self.console.warn(f"the registry is out of reach: {error}")
             self.record.event(STEP, "registry out of reach", found=str(error))
-            return replace(found, registry="out of reach"), None
+            return "out of reach", None
         except registry.Absent as error:
             self.record.event(STEP, "not in the registry", found=str(error))
-            return replace(found, registry="absent"), None
+            return "absent", None
         self.record.event(STEP, "registry asked", stamp=remote.stamp, size=remote.size)
         if remote.stamp != found.wanted:
             self.console.say(
@@ -145,7 +182,46 @@ class Bring:
                 f" ({remote.stamp[:12] or 'without a stamp'}): another project's, or another"
                 f" version's; this checkout's is {found.wanted[:12]}"
             )
-        return replace(found, registry="there", remote=remote.stamp), remote
+        return "there", remote
+
+    def _no_base(self, base: str, image: Image | None) -> list[Finding]:
+        """What keeps a build from having its base; Docker on the head is asked, as it would be."""
+        if self.here.find(base) is not None:
+            return []
+        self.console.progress(f"asking for the base {base}", self.console.now())
+        if wrong := self.here.out_of_reach(base):
+            return [
+                Finding(
+                    f"the base {base} is not on the head, and its Docker cannot pull it: {wrong}",
+                    "a base that is there, or can be pulled, for the build that is to come",
+                    f"on the head: docker pull {base} (docker login where it needs an account); or"
+                    " mend BASE_IMAGE in .env, or SKIP_BUILD=1 with an IMAGE that is there",
+                    topic="image",
+                )
+            ]
+        named = reference(base)
+        with contextlib.suppress(registry.OutOfReach, registry.Absent):
+            if named is not None:
+                remote = registry.ask(named, self._platform(None), self._login())
+                return self._no_room(base, remote, image)
+        return []
+
+    def _no_room(self, name: str, remote: Remote, image: Image | None) -> list[Finding]:
+        """Layers travel compressed and are kept whole; those that are there are not fetched."""
+        if image is not None and image.layers[:1] == remote.layers[:1]:
+            return []
+        root = self.here.root()
+        free, need = self.head.free_bytes(Path(root)), 2 * remote.size
+        if free >= need:
+            return []
+        return [
+            Finding(
+                f"the head has {gib(free)} free in {root}",
+                f"{gib(need)} there at least, for {name}",
+                "docker system df tells what is there, docker system prune frees it",
+                topic="disk",
+            )
+        ]
 
     # -- the worker
 

@@ -12,7 +12,7 @@ from typing import Literal
 
 from launcher.settings.values import Settings
 
-Says = Literal["not asked", "out of reach", "absent", "there"]
+Says = Literal["not asked", "out of reach", "absent", "there", "not pulled"]
 Act = Literal["keep", "pull", "build", "refuse"]
 Way = Literal["keep", "pull", "ship", "refuse"]
 
@@ -45,13 +45,15 @@ class Flags:
 class Found:
     """``head``: the stamp of the head's image, None where there is none that runs there.
 
-    remote, registry  what the registry says, and the stamp that its image has.
+    registry, remote  what the registry says, and the stamp that its image has.
+    failed  why its image could not be pulled.
     """
 
     wanted: str
     head: str | None
     registry: Says = "not asked"
     remote: str = ""
+    failed: str = ""
 
     @property
     def right(self) -> bool:
@@ -71,8 +73,8 @@ def asks(flags: Flags, found: Found, in_a_registry: bool) -> bool:
 
 
 def head(flags: Flags, found: Found) -> Plan:
-    """What brings the head its image. After a failed pull it is asked again, with the registry
-    "out of reach"."""
+    """What brings the head its image. After a failed pull it is asked again, with the registry's
+    "not pulled"."""
     if flags.build:
         return Plan("build", "BUILD=1")
     if found.registry == "there":
@@ -91,7 +93,7 @@ def head(flags: Flags, found: Found) -> Plan:
         return Plan("keep", why, warning=True)
     have = "there is none" if found.head is None else f"it is {_told(found.head)}"
     why = f"{have}; {_registry(found)}"
-    return Plan("build", why, warning=found.registry == "out of reach")
+    return Plan("build", why, warning=found.registry in ("out of reach", "not pulled"))
 
 
 def worker(flags: Flags, same: bool, remote_same: bool) -> Way:
@@ -115,5 +117,7 @@ def _registry(found: Found) -> str:
             return "the registry has none of that name for this account"
         case "out of reach":
             return "the registry is out of reach"
+        case "not pulled":
+            return f"the registry's could not be pulled: {found.failed}"
         case "not asked":
             return "no registry was asked"

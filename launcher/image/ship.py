@@ -6,6 +6,7 @@ the head. What a broken transfer left on either node is gone on with.
 
 from __future__ import annotations
 
+import contextlib
 import re
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
@@ -52,16 +53,9 @@ class Ship:
     def ship(self, how: str, image: Image) -> None:
         """``how``: rsync, stream, or auto: rsync where there is room for the tar, else stream.
         Raises LauncherError; then the worker's IMAGE is what it was."""
-        way, short = how, []
-        if how in ("rsync", "auto"):
-            short = self._room(image)
-            way = "rsync"
-            if short and how == "auto":
-                way = "stream"
-                for each in short:
-                    self.console.warn(f"{each.found}; needed: {each.needed}; it is streamed")
-        if way == "stream":
-            short = self._load_room(image)
+        way, passed_over, short = self._way(how, image)
+        for each in passed_over:
+            self.console.warn(f"{each.found}; needed: {each.needed}; it is streamed")
         refuse(short)
         travelling = f"dsv41-ship:{identity.key(image.layers)}"
         self.here.tag(self.name, travelling)
@@ -70,10 +64,22 @@ class Ship:
             self._arrived(travelling, image)
         finally:
             self.here.untag(travelling)
-        if way == "rsync":
-            self._clean()
+        self._clean()
+
+    def look_ahead(self, how: str, image: Image) -> None:
+        """Raises LauncherError where there is no room for it."""
+        refuse(self._way(how, image)[2])
 
     # -- the ways
+
+    def _way(self, how: str, image: Image) -> tuple[str, list[Finding], list[Finding]]:
+        """How it travels, what keeps auto from rsync, and what keeps it from travelling at all."""
+        if how == "stream":
+            return how, [], self._load_room(image)
+        short = self._room(image)
+        if short and how == "auto":
+            return "stream", short, self._load_room(image)
+        return "rsync", [], short
 
     def _by_rsync(self, travelling: str, image: Image) -> None:
         tar, target = self._tar, str(self._far)
@@ -150,9 +156,11 @@ class Ship:
         self.there.untag(travelling)
 
     def _clean(self) -> None:
+        """After a stream, too: a copy that broke off before it may have left both."""
         self.worker.remove(Path(self._far))
         if not self.keep:
-            staged.remove(self._tar)
+            with contextlib.suppress(NotADirectoryError):  # a stream needs no folder
+                staged.remove(self._tar)
 
     # -- places and room
 

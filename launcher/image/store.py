@@ -47,6 +47,19 @@ class ImageStore:
         """The directory of its images, as the node has it."""
         return str(self._call(lambda client: client.api.info(), "its state")["DockerRootDir"])
 
+    def out_of_reach(self, name: str) -> str:
+        """Why this daemon could not pull it, "" if it could. Its registry is asked, by the daemon
+        with its own proxies and mirrors; nothing is pulled."""
+
+        def ask(client: docker.DockerClient) -> None:
+            client.api.inspect_distribution(name)  # type: ignore[no-untyped-call]
+
+        try:
+            self._call(ask, f"asking for {name}", CHANGE)
+        except LauncherError as error:
+            return error.found
+        return ""
+
     def tag(self, source: str, target: str) -> None:
         name, tag = split(target)
         self._call(

@@ -10,6 +10,7 @@ from launcher.app import App
 from launcher.commands.container import NodePlace, place_of
 from launcher.nodes.local import LocalNode
 from launcher.record import Record
+from launcher.settings import pair_rules
 from launcher.settings.values import Settings
 from launcher.weights import hub, proof
 from launcher.weights.download import Job
@@ -25,6 +26,7 @@ def head_place(settings: Settings) -> NodePlace:
 
 def job(app: App, settings: Settings, record: Record, *, fresh: bool = False) -> Job:
     """The job of this head. Contacts nobody."""
+    pair_rules.require(settings, (pair_rules.distinct,))  # all that this verb needs of them
     place = head_place(settings)
     # A hub's token may come from the environment or a file: it is masked like our own.
     for token in hub.secrets(app.environ):

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 from launcher.image.decide import Flags
 from launcher.link import Wanted
@@ -42,6 +43,8 @@ class Given:
     kept: tuple[str, ...] = ()  # names of our containers that are recorded
     # Whose image must be there already: nothing may bring it. Both for what serves no pair.
     image_needed: tuple[str, ...] = ("head", "worker")
+    # The settings that keep the image from being brought, by node.
+    image_flags: Mapping[str, str] = field(default_factory=dict)
     # Whose weights must be there already, likewise.
     weights_needed: tuple[str, ...] = ("head", "worker")
     # Whether the checkpoint is the published one: what its ranks weigh is known beforehand.
@@ -57,6 +60,11 @@ class Given:
         kept: tuple[str, ...] = (),
     ) -> Given:
         # Otherwise the worker may mount the head's: the weights step tells.
+        kept_out: dict[str, str] = {}
+        if Flags.of(settings).head_needs_one:
+            kept_out["head"] = "SKIP_BUILD=1 and SKIP_PULL=1"
+        if settings.flag("SKIP_SHIP"):
+            kept_out["worker"] = "SKIP_SHIP=1"
         copied = settings.text("WEIGHT_SYNC") in ("zfs", "rsync")
         return cls(
             wanted=Wanted.of(settings),
@@ -71,14 +79,8 @@ class Given:
             head_needs=head_needs,
             worker_needs=worker_needs,
             kept=kept,
-            image_needed=tuple(
-                node
-                for node, needed in (
-                    ("head", Flags.of(settings).head_needs_one),
-                    ("worker", settings.flag("SKIP_SHIP")),
-                )
-                if needed
-            ),
+            image_needed=tuple(kept_out),
+            image_flags=kept_out,
             weights_needed=tuple(
                 node
                 for node, needed in (

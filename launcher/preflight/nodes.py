@@ -179,8 +179,7 @@ def image(given: Given, head: Survey, worker: Survey) -> list[Finding]:
                 f"the image {given.image} differs between the nodes: "
                 f"{first_difference(images[0].layers, images[1].layers)}",
                 "the same layers in the same order on both nodes",
-                "start without SKIP_SHIP=1, which brings the head's to the worker; or docker save "
-                "on one, docker load on the other",
+                f"{_how(given, 'worker')}; or docker save on one, docker load on the other",
                 topic="image",
             )
         )
@@ -189,15 +188,14 @@ def image(given: Given, head: Survey, worker: Survey) -> list[Finding]:
 
 def _its_image(given: Given, survey: Survey, found: Image | Missing | None) -> list[Finding]:
     who = survey.name
-    flags = "SKIP_BUILD=1 and SKIP_PULL=1" if who == "head" else "SKIP_SHIP=1"
+    flags = given.image_flags.get(who)
     if not isinstance(found, Image):
         why = f" ({found.reason})" if isinstance(found, Missing) else ""
         return [
             Finding(
                 f"the {who} has no image {given.image}{why}",
-                f"it there, as {flags} keep it from being brought",
-                f"start without {flags}: the image is then built or pulled, and copied to the "
-                "worker; or docker save, docker load",
+                f"it there, as {flags} keep it from being brought" if flags else "it there",
+                f"{_how(given, who)}; or docker save, docker load",
                 topic="image",
             )
         ]
@@ -209,11 +207,19 @@ def _its_image(given: Given, survey: Survey, found: Image | Missing | None) -> l
         Finding(
             f"the image on the {who} is for {found.architecture}",
             f"{found.os or 'linux'}/{wanted}, for a {machine}",
-            f"start without {flags}; or on the {who}: docker pull --platform linux/{wanted} "
+            f"{_how(given, who)}; or on the {who}: docker pull --platform linux/{wanted} "
             f"{shlex.quote(given.image)}",
             topic="image",
         )
     ]
+
+
+def _how(given: Given, who: str) -> str:
+    """What brings the image there."""
+    flags = given.image_flags.get(who)
+    if not flags:
+        return "./start.sh brings it first (built or pulled, and copied to the worker)"
+    return f"start without {flags}: the image is then built or pulled, and copied to the worker"
 
 
 def _driver(survey: Survey) -> str:

@@ -1,14 +1,17 @@
-"""Rules for two Sparks that need more than one setting. Pure.
+"""Rules for two Sparks that need more than one setting. Pure, but that links by path are followed.
 
 The rehearsal is not bound by them: its model, its pool and its device are others.
 """
 
 from __future__ import annotations
 
+import os
 import re
 import shlex
-from collections.abc import Sequence
+from collections.abc import Callable, Hashable, Sequence
+from itertools import combinations
 
+from launcher.commands.container import on_node
 from launcher.commands.vllm import CAPTURE_OPTIONS, capture_sizes
 from launcher.image.reference import reference
 from launcher.settings.values import Settings, refuse
@@ -46,11 +49,15 @@ _NEEDED = ("CONTAINER_HEAD", "CONTAINER_WORKER")
 _PLATFORM = re.compile(r"[a-z0-9]+/[a-z0-9_]+(/[a-z0-9.]+)?")
 
 
-def require(settings: Settings) -> None:
-    """Raises UsageError that lists every broken rule with the place of the key at fault."""
+Rule = Callable[[Settings], list[tuple[str, str]]]
+
+
+def require(settings: Settings, rules: Sequence[Rule] | None = None) -> None:
+    """Raises UsageError that lists every broken rule (None: of all) with the place of the key at
+    fault."""
     found = [
         f"{_where(settings, key)}: {key} {message}"
-        for rule in (_images, _widths, _pool, _blocks, _threshold, _store, _names, _ports, _image)
+        for rule in rules or RULES
         for key, message in rule(settings)
     ]
     if found:
@@ -95,6 +102,36 @@ def _image(s: Settings) -> list[tuple[str, str]]:
 def _ports(s: Settings) -> list[tuple[str, str]]:
     port = s.int("MASTER_PORT")
     return [("MASTER_PORT", f"is {port}, which is PORT too")] if port == s.int("PORT") else []
+
+
+def distinct(s: Settings) -> list[tuple[str, str]]:
+    """Two that are one: what the second is for would be done to the first."""
+
+    def head(key: str) -> Hashable:
+        return os.path.realpath(s.path(key))
+
+    def worker(key: str) -> Hashable:  # its home is not known yet
+        return os.path.normpath(on_node(s.text(key), "/~", "/~"))
+
+    def received(key: str) -> Hashable:
+        return s.text(key) or s.text(key.replace("WORKER", "HEAD"))
+
+    groups: tuple[tuple[Callable[[str], Hashable], tuple[str, ...]], ...] = (
+        (head, ("MODEL_HOST", "ENGRAM_DIR")),
+        (worker, ("WORKER_MODEL_DIR", "WORKER_ENGRAM_DIR")),
+        (s.text, ("NFS_VOLUME_MODEL", "NFS_VOLUME_ENGRAM")),
+        (s.text, ("NFS_EXPORT_MODEL", "NFS_EXPORT_ENGRAM")),
+        (s.text, ("CONTAINER_HEAD", "NFS_CONTAINER")),
+        (s.text, ("ZFS_HEAD_MODEL_DS", "ZFS_HEAD_ENGRAM_DS")),
+        (received, ("ZFS_WORKER_MODEL_DS", "ZFS_WORKER_ENGRAM_DS")),
+        (lambda key: reference(s.text(key)), ("IMAGE", "BASE_IMAGE", "NFS_IMAGE")),
+    )
+    return [
+        (other, f"is {s.text(other) or told!r}, which is {key} too; each needs its own")
+        for read, keys in groups
+        for key, other in combinations(keys, 2)
+        if (told := read(key)) and told == read(other)
+    ]
 
 
 def _images(s: Settings) -> list[tuple[str, str]]:
@@ -173,3 +210,8 @@ def _threshold(s: Settings) -> list[tuple[str, str]]:
             f"is {threshold}, above MAX_NUM_BATCHED_TOKENS={chunk}; keep it 256 below",
         )
     ]
+
+
+RULES: tuple[Rule, ...] = (
+    _images, _widths, _pool, _blocks, _threshold, _store, _names, _ports, _image, distinct,
+)  # fmt: skip

@@ -71,6 +71,14 @@ class Step(ABC):
     def done(self, ctx: Context) -> bool:
         """Whether the result is really there. Asked when the fingerprint is the recorded one."""
 
+    def found(self, ctx: Context) -> str:
+        """What is said where nothing is done. What rests on a warning warns here, each time."""
+        return "already done"
+
+    def look_ahead(self, ctx: Context) -> None:  # noqa: B027 - most can foresee nothing
+        """Raise LauncherError for what can be known now to keep `do` from ending well. Nothing is
+        changed. Asked before anything is undone, when the preflight and the download are done."""
+
     @abstractmethod
     def do(self, ctx: Context) -> None:
         """Bring the result about, from whatever an interrupted earlier run left."""

@@ -16,14 +16,18 @@ class ImageStep(Step):
     bring: Callable[[Context], Bring]
 
     def inputs(self, ctx: Context) -> str:
-        keys = ("IMAGE", "BASE_IMAGE", "IMAGE_PLATFORM")
-        asked = {key: ctx.settings.text(key) for key in keys}
-        return fingerprint({**asked, "stamp": self.bring(ctx).wanted()})
+        # The recipe, its base and the flags decide what is done, and whether anything is: `done`
+        # asks. A name that means another image by now is seen by the self-check's step.
+        return fingerprint({"IMAGE": ctx.settings.text("IMAGE")})
 
     def done(self, ctx: Context) -> bool:
-        if ctx.settings.flag("BUILD") or ctx.settings.flag("PULL"):
-            return False  # asked for anew, whatever is there
         return self.bring(ctx).standing()
+
+    def found(self, ctx: Context) -> str:
+        return self.bring(ctx).kept()
+
+    def look_ahead(self, ctx: Context) -> None:
+        self.bring(ctx).look_ahead()
 
     def do(self, ctx: Context) -> None:
         self.bring(ctx).do()

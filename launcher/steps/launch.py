@@ -20,12 +20,13 @@ from launcher.steps import preflight
 from launcher.steps.base import ROLES, Context, Step, fingerprint
 from launcher.together import together
 
+LAUNCH = "launch"
 GRACE = 15.0  # seconds: a headless vLLM takes about five to end
 
 
 @dataclass(frozen=True)
 class Launch(Step):
-    key: str = "launch"
+    key: str = LAUNCH
     title: str = "launch (worker, then head)"
     needs: tuple[str, ...] = ("engine", "overlay", "checkpoint")
     sources: Path | None = None  # of the overlay: ranks that run older ones are stale
@@ -47,6 +48,9 @@ class Launch(Step):
         if recorded is None or recorded.stopping or dict(recorded.reach) != dict(ctx.reach):
             return False
         return both_run(ctx, recorded.launch_id)
+
+    def look_ahead(self, ctx: Context) -> None:
+        ctx.plan("any", 1)
 
     def do(self, ctx: Context) -> None:
         end(ctx)

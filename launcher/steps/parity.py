@@ -45,24 +45,23 @@ class Parity(Step):
         return fingerprint({"image": self.image(), "index": index})
 
     def done(self, ctx: Context) -> bool:
-        try:
-            with (ctx.logs / LOG).open(encoding="utf-8") as log:
-                skipped = log.readline().startswith(SKIPPED)
-        except OSError:
+        skipped = _skipped(ctx)
+        if skipped is None:
             return False
         # What was skipped once is not proven for a start that asks for it.
         return not skipped or ctx.settings.flag("SKIP_OVERLAY_VERIFY")
+
+    def found(self, ctx: Context) -> str:
+        if not _skipped(ctx):
+            return super().found(ctx)
+        self._warn(ctx)
+        return "left out, as before"
 
     def do(self, ctx: Context) -> None:
         log = ctx.logs / LOG
         if ctx.settings.flag("SKIP_OVERLAY_VERIFY"):
             log.write_text(f"{SKIPPED}\n", encoding="utf-8")
-            ctx.record.event(self.key, "skipped by SKIP_OVERLAY_VERIFY=1")
-            ctx.console.warn(
-                "SKIP_OVERLAY_VERIFY=1: NOT checked on either node: EXL3's kernels, Engram's rows,"
-                " attention, and that both have the same checkpoint. Wrong answers would look"
-                " like right ones"
-            )
+            self._warn(ctx)
             return
         runtime = self.runtime(ctx)
         lock = threading.Lock()
@@ -88,6 +87,14 @@ class Parity(Step):
             ctx.record.event(self.key, "passed", role=role, checks=len(found.checks), on=where)
             ctx.console.say(f"  {role}: {len(found.checks)} checks passed ({where})")
 
+    def _warn(self, ctx: Context) -> None:
+        ctx.record.event(self.key, "skipped by SKIP_OVERLAY_VERIFY=1")
+        ctx.console.warn(
+            "SKIP_OVERLAY_VERIFY=1: NOT checked on either node: EXL3's kernels, Engram's rows,"
+            " attention, and that both have the same checkpoint. Wrong answers would look like"
+            " right ones"
+        )
+
     def _failed(
         self,
         wrong: list[str],
@@ -109,3 +116,12 @@ class Parity(Step):
             " sudo dmesg | grep NVRM on that node; SKIP_OVERLAY_VERIFY=1 serves all the same",
             log,
         )
+
+
+def _skipped(ctx: Context) -> bool | None:
+    """Whether the latest self-check was left out; None: there was none."""
+    try:
+        with (ctx.logs / LOG).open(encoding="utf-8") as log:
+            return log.readline().startswith(SKIPPED)
+    except OSError:
+        return None

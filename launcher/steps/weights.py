@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 from launcher.commands.nfs import Volume
 from launcher.errors import LauncherError
+from launcher.findings import refuse
 from launcher.steps.base import Context, Step, fingerprint
 from launcher.weights import backend
 from launcher.weights.backend import Backend, Work
@@ -15,7 +16,8 @@ from launcher.weights.manifest import Role
 KEYS = (
     "WEIGHT_SYNC", "WORKER_MODEL_DIR", "WORKER_ENGRAM_DIR", "MODEL_HOST", "ENGRAM_DIR",
     "ENGRAM_SRC", "NFS_SERVER_IP", "NFS_CLIENTS", "NFS_OPTS", "NFS_OPTS_CLIENT", "NFS_CONTAINER",
-    "NFS_EXPORT_MODEL", "NFS_EXPORT_ENGRAM", "NFS_VOLUME_MODEL", "NFS_VOLUME_ENGRAM",
+    "NFS_EXPORT_ROOT", "NFS_EXPORT_MODEL", "NFS_EXPORT_ENGRAM", "NFS_VOLUME_MODEL",
+    "NFS_VOLUME_ENGRAM",
 )  # fmt: skip
 
 
@@ -57,6 +59,14 @@ class Weights(Step):
             self.taken.way = way
             return True
         return False
+
+    def look_ahead(self, ctx: Context) -> None:
+        work = self.work(ctx)
+        ways = self.ways(work)
+        if ctx.settings.flag("SKIP_SYNC"):
+            backend.proven(work, ways, ahead=True)
+            return
+        refuse(backend.obstacles(ways))
 
     def do(self, ctx: Context) -> None:
         work = self.work(ctx)

@@ -75,6 +75,10 @@ class Backend(Protocol):
         """What the worker would not find of the manifest where it is mounted; empty: all."""
         ...
 
+    def amiss(self) -> list[Finding]:
+        """`wrong`, as far as it can be asked of a worker that may not have the image yet."""
+        ...
+
     def mounts(self) -> Mounts: ...
 
 
@@ -107,12 +111,23 @@ def chosen(work: Work, ways: Sequence[Backend]) -> Backend:
     raise AssertionError  # no way without an obstacle, and none with one
 
 
-def proven(work: Work, ways: Sequence[Backend]) -> Backend:
-    """The first way by which the worker has all of it already. Raises LauncherError with what is
-    wrong with each."""
+def obstacles(ways: Sequence[Backend]) -> list[Finding]:
+    """What keeps every way from being taken; empty where one is free."""
     found: list[Finding] = []
     for way in ways:
-        wrong = way.wrong()
+        wrong = stopping(way.obstacles())
+        if not wrong:
+            return []
+        found += wrong
+    return found
+
+
+def proven(work: Work, ways: Sequence[Backend], *, ahead: bool = False) -> Backend:
+    """The first way by which the worker has all of it already. Raises LauncherError with what is
+    wrong with each. ``ahead``: before the image is brought."""
+    found: list[Finding] = []
+    for way in ways:
+        wrong = way.amiss() if ahead else way.wrong()
         if not wrong:
             return way
         found += wrong

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import shutil
 import stat
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -16,25 +15,24 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from launcher.console import Console
-from launcher.errors import LauncherError
+from launcher.errors import LauncherError, UsageError
 from launcher.facts.base import gib
 from launcher.findings import Finding, refuse
 from launcher.nodes.base import Node
 from launcher.record import Record
+from launcher.weights import aside, proof
 from launcher.weights import manifest as manifests
-from launcher.weights import proof
 from launcher.weights.hub import KEYS, PASSING, Hub, HubError
 from launcher.weights.manifest import ROLES, Manifest, Part, Role
 from launcher.weights.pace import Pace, size
 from launcher.weights.proof import NAMES, Fault, Memory
-from launcher.weights.tree import of_tree
+from launcher.weights.tree import DIRECTORIES, of_tree
 
 STEP = "download"
 PARTIAL = ".cache/dsv41-partial"  # as in `resume`, which needs the hub's library
 TRIES = 3  # rounds that bring no file, one after another
 PAUSE = 5.0  # seconds after the first of them, then twice that
 SPARE = 1 << 30  # bytes to be left on a disk that is written to
-SMALL = 64 << 20  # bytes: a changed file up to this size is kept aside, it may be the user's own
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,6 +67,13 @@ def bring(job: Job, *, ask: bool = False, update: bool = False) -> Manifest:
     ``ask``: the hub is asked even for a part that was once made from the tree; ``update``: for its
     newest commit. Raises LauncherError with all that is missing or wrong.
     """
+    if update and not job.fetch:
+        raise UsageError(
+            "--update, and AUTO_DOWNLOAD=0: the newest commit is the hub's, which may not be asked",
+            "one of them",
+            "./start.sh download --update --set AUTO_DOWNLOAD=1, or leave out --update to verify",
+        )
+    refuse(_no_directory(job))
     had = manifests.load(job.manifest)
     made: Manifest | None = None
     for role in ROLES:
@@ -90,7 +95,8 @@ def bring(job: Job, *, ask: bool = False, update: bool = False) -> Manifest:
             clean(job.directories[role], made.part(role))
         refuse(_no_room(job, bad))
         for role, found in bad.items():
-            _fetch(job, made.part(role), found)
+            before = had.part(role) if had and had.has(role) else None
+            _fetch(job, made.part(role), found, before)
     return made
 
 
@@ -101,6 +107,13 @@ def _part(job: Job, role: Role, before: Part | None, ask: bool, update: bool) ->
     if settled and before is not None and not update:
         return before
     from_tree = before is not None and not before.revision  # a tree is its own measure
+    if before is not None and not from_tree and not job.fetch:
+        raise UsageError(
+            f"{job.manifest} has the checksums of {before.repo}, and {KEYS[role]} is {repo}",
+            "a look at the hub, for those of the other (AUTO_DOWNLOAD=0 only verifies)",
+            f"AUTO_DOWNLOAD=1; or set {KEYS[role]} back; or, if {directory} is right as it is:"
+            f" rm {job.manifest}",
+        )
     lost: LauncherError | None = None
     if not job.fetch or (from_tree and not ask):
         try:
@@ -174,9 +187,9 @@ def _tell(job: Job, made: Manifest, faults: Mapping[Role, Sequence[Fault]]) -> N
             job.console.say(f"  {NAMES[part.role]}: {where}: {whole}, all right ({source})")
         else:
             rest = size(sum(fault.entry.size for fault in found))
+            what = "to be fetched" if job.fetch else "missing or wrong"
             job.console.say(
-                f"  {NAMES[part.role]}: {where}: {len(found)} of {whole}, to be fetched: {rest}"
-                f" ({source})"
+                f"  {NAMES[part.role]}: {where}: {len(found)} of {whole}, {what}: {rest} ({source})"
             )
         for fault in found:
             job.record.event(STEP, "fault", role=part.role, file=fault.name, state=fault.state)
@@ -241,10 +254,27 @@ def _no_room(job: Job, bad: Mapping[Role, Sequence[Fault]]) -> list[Finding]:
     return findings
 
 
+def _no_directory(job: Job) -> list[Finding]:
+    """Where no directory can be: a file has its name, or that of one above it."""
+    return [
+        Finding(
+            f"{DIRECTORIES[role]} is {directory}, and {there} is no directory",
+            f"a directory for the {NAMES[role]}, there or to be made",
+            f"set {DIRECTORIES[role]} in .env to one, or move {there} away",
+            topic="disk",
+        )
+        for role, directory in job.directories.items()
+        if not (there := _existing(directory)).is_dir()
+    ]
+
+
 def _disk(path: Path) -> int:
-    while not path.exists():
-        path = path.parent
-    return path.stat().st_dev
+    return _existing(path).stat().st_dev
+
+
+def _existing(path: Path) -> Path:
+    """``path``, or the first above it that is there."""
+    return next(each for each in (path, *path.parents) if each.exists())
 
 
 def _given_back(path: Path) -> int:
@@ -287,25 +317,26 @@ def _open_files() -> set[str]:
     return found
 
 
-def _fetch(job: Job, part: Part, faults: Sequence[Fault]) -> None:
-    """Rounds over what is not right yet, until all is or rounds bring nothing."""
+def _fetch(job: Job, part: Part, faults: Sequence[Fault], before: Part | None) -> None:
+    """Rounds over what is not right yet, until all is or rounds bring nothing. ``before``: what
+    the part was."""
     directory = job.directories[part.role]
     for fault in faults:
-        _keep_aside(job, part.role, directory / fault.name)
+        _keep_aside(job, part.role, directory / fault.name, before)
     left, vain = list(faults), 0
     while left:
-        before = len(left)
+        count = len(left)
         error = _round(job, part, left)
         names = [fault.name for fault in left]
         rows = _sums(job, directory, part, names, f"checksums of what came for {part.repo}")
         pairs = ((part.entry(row.name), row) for row in rows)
         left = [Fault(entry, row) for entry, row in pairs if row.state != "ok"]
-        job.record.event(STEP, "round", role=part.role, came=before - len(left), left=len(left))
+        job.record.event(STEP, "round", role=part.role, came=count - len(left), left=len(left))
         if not left:
             break
         if error is not None and error.kind not in PASSING:
             raise error
-        vain = 0 if len(left) < before else vain + 1
+        vain = 0 if len(left) < count else vain + 1
         if vain >= TRIES:
             if error is not None:
                 raise error
@@ -340,14 +371,12 @@ def _came_wrong(part: Part, directory: Path, left: Sequence[Fault]) -> list[Find
     return proof.findings("head", part.role, str(directory), left, mend)
 
 
-def _keep_aside(job: Job, role: Role, path: Path) -> None:
-    """A small file that is replaced may have been changed on purpose."""
+def _keep_aside(job: Job, role: Role, path: Path, before: Part | None) -> None:
+    settled = {entry.name: entry for entry in before.entries} if before else {}
     with contextlib.suppress(OSError):
-        if path.is_file() and not path.is_symlink() and path.stat().st_size <= SMALL:
-            aside = job.cache_root / "replaced" / role / path.name
-            aside.parent.mkdir(parents=True, exist_ok=True)
-            shutil.copy2(path, aside)
-            job.console.say(f"    what {path.name} was is kept in {aside}")
+        folder = job.cache_root / "replaced" / role
+        if kept := aside.keep(path, folder, settled.get(path.name)):
+            job.console.say(f"    what {path.name} was is kept in {kept}")
 
 
 __all__ = ["KEYS", "Job", "bring", "clean"]

@@ -147,34 +147,57 @@ def fetch(job: Mapping[str, Any]) -> dict[str, Any]:
 
 def kind_of(error: BaseException) -> str:
     """Which sort of failure it is; the launcher has the words for each."""
+    return _cause(error)[0]
+
+
+def text_of(error: BaseException) -> str:
+    """What is said, and by whom; with what that came from, which the library leaves out."""
+    told = f"{type(error).__name__}: {error}"
+    _, cause = _cause(error)
+    if cause is error or str(cause) in told:
+        return told
+    return f"{type(cause).__name__}: {cause} (told as {told})"
+
+
+def _cause(error: BaseException) -> tuple[str, BaseException]:
+    """The kind, and which of the errors that led to this one tells it."""
     chain: list[BaseException] = []
     each: BaseException | None = error
     while each is not None and each not in chain:
         chain.append(each)
         each = each.__cause__ or each.__context__
     for each in chain:
-        if isinstance(each, errors.OfflineModeIsEnabled):
+        if kind := _kind(each):
+            return kind, each
+    return "other", chain[-1]
+
+
+def _kind(error: BaseException) -> str:
+    """Of this error alone; empty: none that is known."""
+    match error:
+        case errors.OfflineModeIsEnabled():
             return "offline"
-        if isinstance(each, errors.GatedRepoError):
+        case errors.GatedRepoError():
             return "gated"
-        if isinstance(each, errors.HfHubHTTPError):
-            status = each.response.status_code if each.response is not None else 0
+        case errors.HfHubHTTPError():
+            status = error.response.status_code if error.response is not None else 0
             if status in (401, 403):
                 return "token"
-            if isinstance(each, errors.RevisionNotFoundError | errors.RemoteEntryNotFoundError):
+            if isinstance(error, errors.RevisionNotFoundError | errors.RemoteEntryNotFoundError):
                 return "revision"
-            if isinstance(each, errors.RepositoryNotFoundError):
+            if isinstance(error, errors.RepositoryNotFoundError):
                 return "repository"
             return "busy" if status == 429 else "hub"
-        if isinstance(each, httpx2.HTTPError | errors.XetDownloadError | ConnectionError):
+        case httpx2.HTTPError() | errors.XetDownloadError() | ConnectionError():
             return "network"
-        if isinstance(each, OSError) and each.errno in (errno.ENOSPC, errno.EDQUOT):
+        case OSError(errno=errno.ENOSPC | errno.EDQUOT):
             return "disk"
-        if isinstance(each, OSError) and each.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
+        case OSError(errno=errno.EACCES | errno.EPERM | errno.EROFS):
             return "permission"
-        if isinstance(each, errors.HFValidationError):
+        case errors.HFValidationError():
             return "repository"
-    return "other"
+        case _:
+            return ""
 
 
 def main() -> int:
@@ -187,7 +210,7 @@ def main() -> int:
         say({"failed": "told", "text": error.found, **words})
         return 1
     except Exception as error:
-        say({"failed": kind_of(error), "text": f"{type(error).__name__}: {error}"})
+        say({"failed": kind_of(error), "text": text_of(error)})
         # Threads of the library that still wait must not hold up the end.
         sys.stdout.flush()
         os._exit(1)

@@ -153,7 +153,7 @@ class Manifest:
             value = json.loads(text)
             if not isinstance(value, dict) or value.get("kind") != KIND:
                 raise ValueError("it is no manifest of weights")
-            if value.get("version") != VERSION:
+            if type(value.get("version")) is not int or value["version"] != VERSION:
                 raise ValueError(f"its version is {value.get('version')!r}, not {VERSION}")
             parts = _object(value.get("parts"), "parts")
             if unknown := set(parts) - set(ROLES):

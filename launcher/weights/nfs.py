@@ -8,18 +8,18 @@ import shlex
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any, cast
 
 from launcher.commands import nfs
-from launcher.commands.container import ENGRAM, MODEL
+from launcher.commands.container import ENGRAM, MODEL, OWNER
 from launcher.commands.nfs import Export, Volume
 from launcher.errors import LauncherError
-from launcher.findings import Finding, refuse, stopping
+from launcher.findings import Finding, refuse
 from launcher.nodes.base import Node
 from launcher.weights import proof, volumes
 from launcher.weights.backend import STEP, Mounts, Work
 from launcher.weights.manifest import Role
+from launcher.weights.readable import more_under, unreadable
 
 READY = 20.0  # seconds for an exporter to listen
 READ = 120.0  # seconds for both ends of some fifty files
@@ -74,7 +74,10 @@ class Nfs:
         return Mounts({"model": volume("MODEL"), "engram": volume("ENGRAM")})
 
     def obstacles(self) -> list[Finding]:
-        return [*_unreadable(self.work), *self._foreign()]
+        found = [*unreadable(self.work), *more_under(self.export), *self._foreign()]
+        for volume in self.mounts().volumes.values():
+            found += volumes.not_ours(self.work.worker, volume, self.work.owner)
+        return found
 
     def bring(self) -> None:
         refuse(self.obstacles())
@@ -88,12 +91,14 @@ class Nfs:
                 work.record.event(STEP, "volume", name=volume.name, **volume.options)
                 work.console.say(f"  volume {volume.name} on the worker is made")
 
+    def amiss(self) -> list[Finding]:
+        # The reading is done in the image, where the worker has it.
+        has_it = _image(self.work.worker, self.work.settings.text("IMAGE"))
+        return self.wrong() if has_it else self._not_served()
+
     def wrong(self) -> list[Finding]:
         work = self.work
-        found: list[Finding] = []
-        for volume in self.mounts().volumes.values():
-            found += volumes.unequal(work.worker, volume)
-        found = found or self._silent()
+        found = self._not_served()
         if found:
             return found
         for role, volume in self.mounts().volumes.items():
@@ -101,6 +106,12 @@ class Nfs:
             work.console.progress(f"the worker reads {volume.name}", since)
             found += self._read(role, volume)
         return found
+
+    def _not_served(self) -> list[Finding]:
+        found: list[Finding] = []
+        for volume in self.mounts().volumes.values():
+            found += volumes.unequal(self.work.worker, volume)
+        return found or self._silent()
 
     # -- the exporter
 
@@ -111,11 +122,12 @@ class Nfs:
         there = _inspect(work.head, name)
         if there is not None:
             same = there["labels"].get(nfs.DESCRIPTION) == export.mark()
-            if there["state"] == "running" and same and there["image"] == self._image(image):
+            if there["state"] == "running" and same and there["image"] == _image(work.head, image):
                 return
             work.console.say(f"  the exporter {name} is made anew")
+        self._build(image)  # which may fail: what serves a mount is ended after it
+        if there is not None:
             self._end(name)
-        self._build(image)
         done = work.head.run(nfs.exporter(export, image, name, work.owner), timeout=60)
         if done.status:
             self._end(name)
@@ -132,12 +144,6 @@ class Nfs:
     def _end(self, name: str) -> None:
         for words in nfs.end(name):
             self.work.head.run(words, timeout=60)
-
-    def _image(self, image: str) -> str:
-        done = self.work.head.run(
-            ["docker", "image", "inspect", "--format", "{{.Id}}", image], timeout=ASK
-        )
-        return done.text.strip() if done.status == 0 else ""
 
     def _build(self, image: str) -> None:
         work = self.work
@@ -163,19 +169,12 @@ class Nfs:
             )
 
     def _export_on_host(self) -> None:
-        """By the head's own server. What needs root is done by root or sudo, or told."""
+        """By the head's own server. What needs root is done by root or sudo."""
         work, name = self.work, self.work.settings.text("NFS_CONTAINER")
         commands = nfs.on_host(self.export, name)
         root = os.geteuid() == 0
-        if not root and work.head.run(["sh", "-c", "sudo -n true"], timeout=ASK).status:
-            if not self._silent():
-                return  # done by hand earlier; the worker's reading will tell
-            raise LauncherError(
-                "HOST_NFS=1, and this account may not change the head's exports",
-                "these commands, once after each boot of the head (apt install"
-                f" nfs-kernel-server before):\n{nfs.as_root(commands)}",
-                "run them on the head, then this again",
-            )
+        if not self._may_export():
+            return  # done by hand earlier; the worker's reading will tell
         if _inspect(work.head, name) is not None:  # ours, or it would be in the way
             work.console.say(f"  the exporter {name} is ended: HOST_NFS=1")
             self._end(name)
@@ -188,6 +187,37 @@ class Nfs:
                     "sudo apt install nfs-kernel-server; or HOST_NFS=0, which exports from a"
                     " container",
                 )
+
+    def _may_export(self) -> bool:
+        done = ["sh", "-c", '[ "$(id -u)" = 0 ] || sudo -n true']
+        return self.work.head.run(done, timeout=ASK).status == 0
+
+    def _no_rights(self) -> list[Finding]:
+        """What keeps the head's own server from being used: rights, or that there is none."""
+        if not self._may_export():
+            if not self._silent():
+                return []
+            commands = nfs.on_host(self.export, self.work.settings.text("NFS_CONTAINER"))
+            return [
+                Finding(
+                    "HOST_NFS=1, and this account may not change the head's exports",
+                    "these commands, once after each boot of the head (apt install"
+                    f" nfs-kernel-server before):\n{nfs.as_root(commands)}",
+                    "run them on the head, then this again",
+                    topic="weights",
+                )
+            ]
+        there = ["sh", "-c", "PATH=$PATH:/usr/sbin:/sbin; command -v exportfs"]
+        if self.work.head.run(there, timeout=ASK).status == 0:
+            return []
+        return [
+            Finding(
+                "HOST_NFS=1, and the head has no exportfs",
+                "the head's own nfs-server",
+                "on the head: sudo apt install nfs-kernel-server; HOST_NFS=0 needs none",
+                topic="weights",
+            )
+        ]
 
     def _await(self) -> None:
         """Until the worker can open a connection to the server."""
@@ -234,11 +264,15 @@ class Nfs:
         work = self.work
         name = work.settings.text("NFS_CONTAINER")
         there = _inspect(work.head, name)
-        mend = f"set another NFS_CONTAINER in .env, or on the head: docker rm -f {name}"
         if there is not None and there["labels"].get(nfs.OWNER) != work.owner:
             whose = there["labels"].get(nfs.OWNER) or "no launcher"
+            mend = f"set another NFS_CONTAINER in .env, or on the head: docker rm -f {name}"
+            if OWNER in there["labels"]:  # a rank, which may serve
+                whose, mend = f"{there['labels'][OWNER]}: no exporter", "set another NFS_CONTAINER"
             return [_finding(f"the head has a container {name}, of {whose}", mend)]
-        if (there is not None and there["state"] == "running") or self._on_host:
+        if self._on_host:
+            return self._no_rights()
+        if there is not None and there["state"] == "running":
             return []
         listening = work.head.run(
             ["sh", "-c", "cat /proc/net/tcp /proc/net/tcp6 2>/dev/null; true"], timeout=ASK
@@ -322,36 +356,15 @@ def _inspect(node: Node, name: str) -> dict[str, Any] | None:
     }
 
 
+def _image(node: Node, image: str) -> str:
+    """The id of the node's image of that name; "" where there is none."""
+    words = ["docker", "image", "inspect", "--format", "{{.Id}}", image]
+    done = node.run(words, timeout=ASK)
+    return done.text.strip() if done.status == 0 else ""
+
+
 def _likely(node: Node) -> list[str]:
     """Running containers that look like exporters of NFS."""
     words = ["docker", "ps", "--no-trunc", "--format", "{{.Names}}\t{{.Image}} {{.Command}}"]
     rows = node.run(words, timeout=ASK).text.splitlines()
     return [row.split("\t")[0] for row in rows if "nfs" in row.lower() or "ganesha" in row.lower()]
-
-
-def _unreadable(work: Work) -> list[Finding]:
-    """What of the head a client's root, squashed to nobody, could not read."""
-    found = []
-    for part in work.manifest.parts:
-        where = Path(work.sources[part.role])
-        names = ["", *(entry.name for entry in part.entries)]
-        try:
-            shut = [name or "." for name in names if not _open_to_all(where / name)]
-        except OSError as error:
-            shut = [f"{error.filename}: {error.strerror}"]
-        if shut:
-            more = f" and {len(shut) - 3} more" if len(shut) > 3 else ""
-            found.append(
-                Finding(
-                    f"in {where} others may not read {', '.join(shut[:3])}{more}",
-                    "files that everyone may read: the export takes the worker's root for nobody",
-                    f"on the head: chmod -R a+rX {shlex.quote(str(where))}",
-                    topic="weights",
-                )
-            )
-    return stopping(found)
-
-
-def _open_to_all(path: Path) -> bool:
-    mode = path.stat().st_mode
-    return bool(mode & 0o004) and (not path.is_dir() or bool(mode & 0o001))

@@ -6,7 +6,7 @@ import re
 import shlex
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -26,6 +26,7 @@ from launcher.weights.proof import NAMES, Fault, Memory, Row
 
 SPARE = 1 << 30  # bytes to be left on a disk that is written to
 SUMMING = 2  # files summed at once on the worker
+KEYS: Mapping[Role, str] = {"model": "WORKER_MODEL_DIR", "engram": "WORKER_ENGRAM_DIR"}
 LOOK = 0.5  # seconds between two progress lines
 AGAIN = "./start.sh again goes on with what is there"
 
@@ -49,7 +50,24 @@ class Rsync:
                     )
                 )
         if not found:
-            found += self._room(self._looked())
+            found += self._no_directory() or self._room(self._looked())
+        return found
+
+    def _no_directory(self) -> list[Finding]:
+        """Where no directory can be: a file has its name, or that of one above it."""
+        ask = 'p=$1; while [ ! -e "$p" ]; do p=$(dirname -- "$p"); done; test -d "$p" || echo "$p"'
+        found = []
+        for role, where in self.work.targets.items():
+            done = self.work.worker.run(["sh", "-c", ask, "sh", where], timeout=20)
+            if there := done.text.strip():
+                found.append(
+                    Finding(
+                        f"{KEYS[role]} is {where}, and {there} of the worker is no directory",
+                        f"a directory for the {NAMES[role]}, there or to be made",
+                        f"set {KEYS[role]} in .env to one, or move {there} away on the worker",
+                        topic="weights",
+                    )
+                )
         return found
 
     def mounts(self) -> Mounts:
@@ -65,6 +83,9 @@ class Rsync:
             bad = self._sum(part, part.entries, f"checksums of the worker's {NAMES[part.role]}")
             found += proof.findings("worker", part.role, where, bad, mend)
         return found
+
+    def amiss(self) -> list[Finding]:
+        return self.wrong()
 
     def bring(self) -> None:
         work = self.work

@@ -13,7 +13,7 @@ from typing import Any
 from launcher.commands import nfs
 from launcher.commands.nfs import Volume
 from launcher.errors import LauncherError
-from launcher.findings import Finding
+from launcher.findings import Finding, refuse
 from launcher.nodes.base import Done, Node
 
 ASK = 20.0  # seconds for an answer of the daemon
@@ -47,25 +47,49 @@ def make(node: Node, volume: Volume, again: bool = False) -> bool:
         users = node.run(volume.users(), timeout=ASK).text.split()
         if users and volume.same(there):
             return False  # asked for anew, and as it should be
-        if users:
-            raise LauncherError(
+        refuse(_stays(node, volume, there, users))
+        _must(node, volume.remove())
+    _must(node, volume.create())
+    return True
+
+
+def not_ours(node: Node, volume: Volume, owner: str) -> list[Finding]:
+    """What would keep `make` from making it anew when our own containers have ended."""
+    there = find(node, volume)
+    if there is None or volume.same(there):
+        return []
+    ours = node.run(volume.users(owner), timeout=ASK).text.split()
+    users = node.run(volume.users(), timeout=ASK).text.split()
+    return _stays(node, volume, there, [name for name in users if name not in ours])
+
+
+def _stays(
+    node: Node, volume: Volume, there: Mapping[str, Any], users: Sequence[str]
+) -> list[Finding]:
+    """Why the volume that is there cannot give way."""
+    if users:
+        return [
+            Finding(
                 f"the volume {volume.name} on the {node.name} has other options than wanted"
                 f" ({_told(there)}) and is used by {', '.join(users)}",
                 f"it made anew: {volume.options['o']}",
                 f"end what uses it (./start.sh stop, or on the {node.name}: docker rm -f"
                 f" {shlex.join(users)}), then run this again; or set another NFS_VOLUME_…",
+                topic="weights",
             )
-        if there.get("Driver") != "local" or (there.get("Options") or {}).get("type") != "nfs":
-            raise LauncherError(
+        ]
+    if there.get("Driver") != "local" or (there.get("Options") or {}).get("type") != "nfs":
+        return [
+            Finding(
                 f"the {node.name} has a volume {volume.name} that is no NFS mount"
                 f" ({_told(there)}): it may hold files",
                 "that name free: nothing of others is removed",
                 f"if it is not needed, on the {node.name}: docker volume rm {volume.name}; or set"
                 " another NFS_VOLUME_MODEL, NFS_VOLUME_ENGRAM",
+                topic="weights",
             )
-        _must(node, volume.remove())
-    _must(node, volume.create())
-    return True
+        ]
+    return []
 
 
 def unequal(node: Node, volume: Volume) -> list[Finding]:

@@ -22,6 +22,8 @@ from launcher.weights.pace import Pace
 from launcher.weights.proof import NAMES
 
 ASK = 60.0  # seconds for an answer of zfs
+#: What zfs says where its kernel module, or the daemon of zfs-fuse, is not running.
+ABSENT = ("modules are not loaded", "zfs-fuse daemon", "/dev/zfs", "modprobe zfs")
 BEAT = 0.5  # seconds between two progress lines
 DATASETS = {
     "model": ("ZFS_HEAD_MODEL_DS", "ZFS_WORKER_MODEL_DS", "dsv41-exl3"),
@@ -39,6 +41,9 @@ class Zfs:
 
     def wrong(self) -> list[Finding]:
         return copies_wrong(self.work, "./start.sh without SKIP_SYNC=1 sends the head's datasets")
+
+    def amiss(self) -> list[Finding]:
+        return self.wrong()
 
     def datasets(self, role: Role) -> tuple[str, str]:
         """Of the head and of the worker."""
@@ -250,8 +255,16 @@ def _must(node: Node, argv: Sequence[str]) -> None:
 
 
 def _failed(node: Node, done: Done) -> LauncherError:
+    found = f"{shlex.join(done.argv[:6])} on the {node.name} failed: {done.last(2)}"
+    if any(word in done.last(9) for word in ABSENT):
+        return LauncherError(
+            found,
+            "ZFS that runs on both nodes",
+            f"on the {node.name}: sudo apt install zfsutils-linux, sudo modprobe zfs; or"
+            " WEIGHT_SYNC=nfs",
+        )
     return LauncherError(
-        f"{shlex.join(done.argv[:6])} on the {node.name} failed: {done.last(2)}",
+        found,
         "rights for it: as root, by sudo without a password, or by zfs allow",
         f"on the {node.name}: sudo zfs allow $USER send,snapshot,receive,create,mount,rollback,"
         "destroy,mountpoint,readonly DATASET; mounting needs root or sudo",

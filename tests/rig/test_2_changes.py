@@ -50,6 +50,24 @@ def test_what_cannot_start_does_not_stop_what_serves(up: HeadClone, change: str,
         assert Pair.of(up) == pair and pair.completes()
 
 
+def test_a_way_that_cannot_work_does_not_stop_what_serves(up: HeadClone) -> None:
+    pair = Pair.of(up)
+    for verb, change, said in (
+        ("restart", "SKIP_SYNC=0 WEIGHT_SYNC=zfs", "zfs"),
+        ("restart", "SKIP_BUILD=0 BASE_IMAGE=no/such:tag", "the base no/such:tag is not on"),
+        ("start", "WEIGHT_SYNC=nfs", "the volume dsv41-exl3-weights on the worker is not"),
+    ):
+        ran = up.start(verb, "--set", *change.split(), timeout=START)
+        assert ran.status == 1 and said in ran.err, ran.said
+        assert Pair.of(up) == pair and pair.completes()
+    # Nor does an image that is kept, though it would be of another base by now.
+    ran = up.start("start", "--set", "BASE_IMAGE=no/such:tag", timeout=START)
+    assert ran.status == 0 and "not of this recipe; SKIP_BUILD=1 keeps it" in ran.err, ran.said
+    assert "SKIP_OVERLAY_VERIFY=1: NOT checked on either node" in ran.err
+    assert "served already and nothing has changed" in ran.out
+    assert Pair.of(up) == pair
+
+
 def test_a_folder_of_the_users_in_the_cache_root_stays(clean: HeadClone) -> None:
     kept = f"{USER.home}/data/launch/my-thesis/draft.txt"
     clean.rig.head.run("sh", "-c", 'mkdir -p "${1%/*}" && echo thesis > "$1"', "sh", kept,
