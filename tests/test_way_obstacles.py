@@ -39,7 +39,8 @@ class Head:
         if "inspect" not in argv:
             return Done(tuple(argv), 0, b"", b"")
         if self.labels is None:
-            return Done(tuple(argv), 1, b"", b"Error: No such container: x")
+            kind = "volume" if "volume" in argv else "container"
+            return Done(tuple(argv), 1, b"", f"Error: No such {kind}: x".encode())
         told = {"State": {"Status": "running"}, "Config": {"Labels": self.labels}, "Image": "i"}
         return Done(tuple(argv), 0, json.dumps([told]).encode(), b"")
 
@@ -58,6 +59,7 @@ def found(tmp_path: Path, head: Head, dotenv: str = "") -> list[str]:
     work = SimpleNamespace(
         settings=settings_of(tmp_path / "checkout", dotenv),
         head=head,
+        worker=Head(None, "worker"),
         manifest=SimpleNamespace(parts=()),
         sources={"model": "/srv/model", "engram": "/srv/engram"},
         address="10.0.0.1",

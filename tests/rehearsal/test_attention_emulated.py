@@ -24,6 +24,7 @@ from spark_overlay.attention.kernels import Source, library, plan, reference, sp
 pytestmark = pytest.mark.rehearsal
 ROOT = Path(__file__).resolve().parents[2]
 SHARED = "    extern __shared__ __align__(16) uint8_t memory[];\n"
+APART = ("-fno-gnu-unique", "-Wl,-Bsymbolic")
 
 
 @pytest.fixture(scope="module")
@@ -44,7 +45,8 @@ def emulate(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
     for file in filter(Path.is_file, ours.iterdir()):
         shutil.copy(file, folder)
     out = folder / "emulated.so"
-    argv = [tool, "-std=c++20", "-O1", "-w", "-shared", "-fPIC", "-pthread", f"-I{folder}"]
+    # Two emulations in one process: neither may take the other's variables for its own.
+    argv = [tool, "-std=c++20", "-O1", "-w", "-shared", "-fPIC", *APART, "-pthread", f"-I{folder}"]
     subprocess.run([*argv, str(folder / "attend.cpp"), "-o", str(out)], check=True)
     loaded = ctypes.CDLL(str(out))
     with pytest.MonkeyPatch.context() as patch:

@@ -29,6 +29,7 @@ COUNT, BLOCKS, SIZE = 512, 2048, 8
 LAUNCHES = (
     r"(template <[^>]*>\n)?cudaError_t launch\w*\(const \w+ &\w+(, const \w+ &\w+)?[^;{]*\{.*"
 )
+APART = ("-fno-gnu-unique", "-Wl,-Bsymbolic")
 
 
 @pytest.fixture(scope="module")
@@ -51,7 +52,8 @@ def emulate(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
     for name in ("cuda_runtime.h", "indexer.cpp"):
         shutil.copy(ours / name, folder)
     out = folder / "emulated.so"
-    argv = [tool, "-std=c++20", "-O1", "-w", "-shared", "-fPIC", f"-I{folder}"]
+    # Two emulations in one process: neither may take the other's variables for its own.
+    argv = [tool, "-std=c++20", "-O1", "-w", "-shared", "-fPIC", *APART, f"-I{folder}"]
     subprocess.run([*argv, str(folder / "indexer.cpp"), "-o", str(out)], check=True)
     loaded = library.Library(out)
     with pytest.MonkeyPatch.context() as patch:
