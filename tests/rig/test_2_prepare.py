@@ -25,8 +25,10 @@ WHERE = f"{USER.home}/dsv41-engram"  # HEAD_PACKED_DIR as shipped
 def preparing(clean: HeadClone) -> Iterator[HeadClone]:
     """A clone with an EXL3 pack on both nodes and nothing prepared; afterwards as it was."""
     put(clean, weights.packed())
+    forget(clean)
     yield clean
     put(clean, weights.checkpoint())
+    forget(clean)
     for node, _ in ranks(clean):
         node.remove_containers()
         node.run("rm", "-rf", WHERE)
@@ -42,6 +44,12 @@ def put(clone: HeadClone, files: dict[str, bytes]) -> None:
     for node, where in ranks(clone):
         for name, data in files.items():
             node.write(f"{where}/{name}", data, user=USER.name)
+
+
+def forget(clone: HeadClone) -> None:
+    """The head's manifest, which an earlier start made of the other checkpoint."""
+    made = ("find", f"{USER.home}/.cache", "-name", "manifest.json", "-delete")
+    clone.rig.head.run(*made, check=False)
 
 
 def name(rank: int) -> str:
