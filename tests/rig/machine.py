@@ -9,12 +9,14 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import functools
+import io
 import json
 import os
 import shutil
 import signal
 import subprocess
 import sys
+import tarfile
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -292,6 +294,19 @@ class Node:
         with contextlib.suppress(docker.errors.ImageNotFound):
             return str(self.docker.images.get(name).id)
         return ""
+
+    def image_file(self, name: str, path: str) -> bytes:
+        """A file of an image, out of a container that never starts: what a short-lived one says is
+        lost to a reader that follows its log from the start, now and then."""
+        made = self.docker.containers.create(name, ["true"], network_mode="none")
+        try:
+            parts, _ = made.get_archive(path)
+            with tarfile.open(fileobj=io.BytesIO(b"".join(parts))) as packed:
+                found = packed.extractfile(packed.getmembers()[0])
+                assert found is not None, f"{path} of {name} is no file"
+                return found.read()
+        finally:
+            made.remove()
 
     def containers(self) -> dict[str, str]:
         """Name and state of each container, ended ones too."""

@@ -134,10 +134,7 @@ def test_an_ordinary_first_start_builds_copies_checks_and_serves(kit: HeadClone)
     pair = Pair.of(kit)
     assert pair.completes() and pair.inspect("worker")["Config"]["Image"] == NAME
     # What the build was given, as the stand-in wrote it down.
-    made = kit.rig.head.docker.containers.run(
-        NAME, ["/opt/installed/overlay.json"], entrypoint="cat", network_mode="none", remove=True
-    )
-    told = json.loads(made)
+    told = json.loads(kit.rig.head.image_file(NAME, "/opt/installed/overlay.json"))
     files = [name.removeprefix("overlay/") for name in stamp.files(kit.root) if "overlay/" in name]
     assert told == {"files": sorted(files), "arch": "121a"}
     verified = (kit.logs / "overlay-verify.log").read_text()
