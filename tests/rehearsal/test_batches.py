@@ -5,6 +5,7 @@ Not one integer differs; noise is float32 and may differ in a rounding.
 
 from __future__ import annotations
 
+import inspect
 from types import ModuleType
 from typing import Any
 
@@ -127,6 +128,95 @@ def test_a_prompts_tokens_and_those_ahead(
     theirs, ours = both(book.prepare_prefill_inputs, mine, *arguments)
     assert_equal(theirs, ours)
     assert (ours[1] != 99).sum() == 11 and (ours[2] == 0).any() and (ours[2] > 99).any()
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_requests_of_tokens(vllm: ModuleType, seed: int) -> None:
+    from vllm.v1.attention.ops.metadata import _token_request_mapping_kernel as kernel
+
+    from spark_overlay.cpu.batches import token_request_mapping
+
+    lengths = np.random.default_rng(seed).integers(1, 9, 4)
+    mapped, tokens = int(lengths.sum()) - 1, int(lengths.sum()) + 7
+    found = []
+    for each in (kernel, token_request_mapping):
+        out = filled(TOKENS)
+        each[(1,)](starts(lengths), out, 4, mapped, tokens, num_warps=4)
+        found.append(out)
+    assert torch.equal(*found) and len(found[1].unique()) == 5  # four requests, and what was there
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_tokens_before_a_chunk(vllm: ModuleType, seed: int) -> None:
+    from vllm.models.deepseek_v41.nvidia.model_state import _gather_lookback_kernel as kernel
+
+    from spark_overlay.cpu.batches import gather_lookback
+
+    rng = np.random.default_rng(seed)
+    state, computed = rng.permutation(STATES)[:3], np.array([0, 2, 9])
+    positions = np.concatenate([at + np.arange(4) for at in computed])
+    by_state = np.zeros(STATES)
+    by_state[state] = computed
+    takes = inspect.signature(getattr(kernel, "fn", kernel)).parameters
+    told = [starts([4, 4, 4]), torch.tensor(positions)]
+    if "num_computed_tokens_ptr" in takes:
+        told = [ints(by_state)]
+    tokens, found = ints(rng.integers(100, 999, (STATES, 32))), []
+    for each in (kernel, gather_lookback):
+        out = filled(5, 3)
+        each[(5,)](out, ints(state), *told, tokens, 32, 3, DEPTH=3, BLOCK_DEPTH=4)
+        found.append(out)
+    assert torch.equal(*found)
+    assert (found[1] > 0).sum(1).tolist() == [0, 2, 3, 0, 0] and (found[1] != 99).all()
+
+
+@pytest.mark.parametrize("counted", [True, False])
+@pytest.mark.parametrize("seed", SEEDS)
+def test_what_a_step_leaves(
+    book: ModuleType, monkeypatch: pytest.MonkeyPatch, seed: int, counted: bool
+) -> None:
+    from spark_overlay.cpu.batches import post_update
+
+    rng = np.random.default_rng(seed)
+    mine = replaced(monkeypatch, book, "post_update", post_update)
+    state = rng.permutation(STATES)[:4]
+    state[3] = -1
+    drafts: list[Tensor] = []
+    if "draft_tokens" in inspect.signature(book.post_update).parameters:
+        drafts = [ints(rng.integers(0, 9, (4, 3))), filled(STATES, 3)]
+    arguments = (
+        ints(state), ints(rng.integers(0, 9, STATES)), filled(STATES, 1, dtype=torch.int64),
+        torch.zeros(STATES, 20, dtype=torch.int32) if counted else None,
+        torch.tensor(rng.integers(0, 20, (4, 4))), ints([0, 1, 4, 2]), ints([0, 3, 0, 1]),
+        starts([5, 4, 4, 3]) if counted else None, filled(STATES, 32),
+        ints(rng.integers(0, 20, STATES)), *drafts,
+    )  # fmt: skip
+    theirs, ours = both(book.post_update, mine, *arguments)
+    assert_equal(theirs, ours)
+    assert (ours[9] != 99).sum() == 5 and (not counted or ours[4].sum() == 5)
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_a_grammars_mask(vllm: ModuleType, seed: int) -> None:
+    from vllm.v1.worker.gpu.structured_outputs import _apply_grammar_bitmask_kernel as kernel
+
+    from spark_overlay.cpu.draws import apply_grammar_bitmask
+
+    rng = np.random.default_rng(seed)
+    vocabulary, stride = 500, 4
+    masks = ints(rng.integers(-(1 << 31), 1 << 31, (5, 16)))
+    # Of the first request all four positions, of which two are verified; of the third its first.
+    places, verified = ints([0, 1, 2, 3, 8]), starts([2, 1, 3])
+    given, found = torch.tensor(rng.standard_normal((6, vocabulary)), dtype=torch.float32), []
+    for each in (kernel, apply_grammar_bitmask):
+        logits = given.clone()
+        each[(5, 1)](
+            logits, vocabulary, places, verified, masks, 16, vocabulary,
+            MASK_STRIDE=stride, BLOCK_SIZE=512,
+        )  # fmt: skip
+        found.append(logits)
+    assert torch.equal(*found)
+    assert found[1].isneginf().any(1).tolist() == [True, True, False, True, False, False]
 
 
 @pytest.fixture

@@ -220,3 +220,81 @@ def compressed_slot_mapping(
     state = (position.clamp(min=0) // compress_ratio).where(writes, 0)
     slot = block_table[request, state // block_size].long() * block_size + state % block_size
     compressed_slot_mapping[first:end] = slot.where(writes, PAD_SLOT_ID)
+
+
+@Launch
+def token_request_mapping(
+    query_start_loc: Tensor,
+    output: Tensor,
+    num_reqs: int,
+    num_mapped: int,
+    num_tokens: int,
+    **_: Any,
+) -> None:
+    """Request of each token, the last one behind their end; 0 for what is not mapped."""
+    token = torch.arange(num_tokens)
+    ends = query_start_loc[1 : num_reqs + 1].long().contiguous()
+    request = torch.searchsorted(ends, token, right=True).clamp(max=num_reqs - 1)
+    output[:num_tokens] = request.where(token < num_mapped, 0).to(output.dtype)
+
+
+@Launch
+def gather_lookback(
+    lookback: Tensor, idx_mapping: Tensor, *told: Any, DEPTH: int, **_: Any
+) -> None:
+    """int32 [rows, DEPTH]: the tokens before each request's chunk, the nearest first; -1 where
+    there is none. The chunk's place is told by computed tokens, from 0.33 on by positions."""
+    *where, all_token_ids, _, count = told
+    lookback.fill_(-1)
+    for row, state in enumerate(idx_mapping[:count].tolist()):
+        if len(where) == 1:
+            computed = int(where[0][state])
+        else:
+            starts, positions = where
+            begin, end = starts[row : row + 2].tolist()
+            if end <= begin:
+                continue
+            computed = int(positions[begin])
+        known = all_token_ids[state, max(computed - DEPTH, 0) : max(computed, 0)].flip(0)
+        lookback[row, : len(known)] = known
+
+
+@Launch
+def post_update(
+    idx_mapping: Tensor,
+    num_computed_tokens: Tensor,
+    last_sampled_tokens: Tensor,
+    output_bin_counts: Tensor | None,
+    output_bin_counts_stride: int,
+    sampled_tokens: Tensor,
+    sampled_tokens_stride: int,
+    num_sampled: Tensor,
+    num_rejected: Tensor,
+    query_start_loc: Tensor | None,
+    all_token_ids: Tensor,
+    all_token_ids_stride: int,
+    total_len: Tensor,
+    draft_tokens: Tensor | None = None,  # from 0.33 on
+    draft_tokens_out: Tensor | None = None,
+    *_: Any,
+    **__: Any,
+) -> None:
+    """What a step sampled joins each request's tokens; what it computed and kept is counted."""
+    kept, rejected = num_sampled.tolist(), num_rejected.tolist()
+    starts = query_start_loc.tolist() if query_start_loc is not None else None
+    for row, state in enumerate(idx_mapping.tolist()):
+        if state < 0:
+            continue
+        if draft_tokens is not None and draft_tokens_out is not None:
+            draft_tokens_out[state] = draft_tokens[row]
+        count, length = kept[row], int(total_len[state])
+        if count > 0:
+            tokens = sampled_tokens[row, :count]
+            last_sampled_tokens.reshape(-1)[state] = tokens[-1]
+            total_len[state] = length + count
+            all_token_ids[state, length : length + count] = tokens.to(all_token_ids.dtype)
+            if output_bin_counts is not None:
+                for token in tokens.tolist():
+                    output_bin_counts[state, token] += 1
+        computed = starts[row + 1] - starts[row] if starts is not None else 0
+        num_computed_tokens[state] += computed - rejected[row]

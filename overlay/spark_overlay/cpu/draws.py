@@ -1,4 +1,4 @@
-"""vLLM's draw of the next token, all rows at once in torch: the stand-in for a program a row.
+"""vLLM's draw of the next token, all rows at once in torch, and a grammar's mask before it.
 
 The noise is counter-based (murmur3 of seed, position and token), so a draft and its verification
 draw alike; integers equal the kernel's, the noise its float32 within a rounding
@@ -78,6 +78,30 @@ def gumbel_sample(
     best = padded.argmax(-1)  # the first of equals
     local_max.copy_(padded.gather(-1, best[..., None])[..., 0])
     local_argmax.copy_(best + torch.arange(blocks) * BLOCK_SIZE)
+
+
+@Launch
+def apply_grammar_bitmask(
+    logits: Tensor,
+    logits_stride: int,
+    logits_indices: Tensor,
+    cu_num_logits: Tensor,
+    bitmask: Tensor,
+    bitmask_stride: int,
+    vocab_size: int,
+    *,
+    MASK_STRIDE: int,
+    **_: Any,
+) -> None:
+    """-inf where a grammar's bit is 0: ``bitmask`` int32 [masks, vocabulary / 32], each of one
+    position of a request; positions that are not verified are passed over."""
+    starts, bits = cu_num_logits.tolist(), torch.arange(32)
+    for mask, place in zip(bitmask, logits_indices.tolist(), strict=False):
+        request, position = divmod(place, MASK_STRIDE)
+        row = starts[request] + position
+        if row < starts[request + 1]:
+            barred = (mask[:, None] >> bits & 1).reshape(-1)[:vocab_size] == 0
+            logits[row, : len(barred)].masked_fill_(barred, float("-inf"))
 
 
 def _noise32(seed: Tensor, pos: Tensor, token: Tensor) -> Tensor:

@@ -100,6 +100,22 @@ SMALL: tuple[Hook, ...] = (
         "spark_overlay.cpu.batches:prepare_prefill_inputs",
     ),
     _program_a_row(
+        f"{_BATCH}:_post_update_kernel",
+        "spark_overlay.cpu.batches:post_update",
+    ),
+    _program_a_row(
+        "vllm.v1.attention.ops.metadata:_token_request_mapping_kernel",
+        "spark_overlay.cpu.batches:token_request_mapping",
+    ),
+    _program_a_row(
+        "vllm.models.deepseek_v41.nvidia.model_state:_gather_lookback_kernel",
+        "spark_overlay.cpu.batches:gather_lookback",
+    ),
+    _program_a_row(
+        "vllm.v1.worker.gpu.structured_outputs:_apply_grammar_bitmask_kernel",
+        "spark_overlay.cpu.draws:apply_grammar_bitmask",
+    ),
+    _program_a_row(
         "vllm.v1.worker.gpu.sample.gumbel:_gumbel_sample_kernel",
         "spark_overlay.cpu.draws:gumbel_sample",
     ),
