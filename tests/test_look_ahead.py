@@ -18,6 +18,7 @@ from typing import Any, cast
 import pytest
 from settings_root import settings_of
 
+from launcher.commands.nfs import recipe
 from launcher.console import Console
 from launcher.errors import LauncherError
 from launcher.facts.docker import Image
@@ -32,6 +33,7 @@ from launcher.steps.weights import Weights
 from launcher.weights.backend import Mounts
 from launcher.weights.nfs import Nfs
 
+CHECKOUT = Path(__file__).resolve().parents[1]
 NAME, BASE = "r.io/a/kit:1", "r.io/a/base:1"
 RECIPE = "s1"
 GB = 10**9
@@ -280,7 +282,8 @@ class Machine:
         return Done(tuple(argv), 0, b"", b"")
 
 
-def nfs(tmp: Path, head: Machine, worker: Machine, dotenv: str = "") -> Nfs:
+def nfs(tmp: Path, head: Machine, worker: Machine, dotenv: str = "", shut: str = "") -> Nfs:
+    """``shut``: why no image can be pulled."""
     work = SimpleNamespace(
         settings=settings_of(tmp, f"{dotenv}\nIMAGE={NAME}\n"),
         head=head,
@@ -290,12 +293,12 @@ def nfs(tmp: Path, head: Machine, worker: Machine, dotenv: str = "") -> Nfs:
         address="10.0.0.1",
         prefix=24,
         owner="me",
-        folder=tmp,
+        folder=CHECKOUT,
         cache_root=tmp / "cache",
         console=Console(StringIO(), StringIO()),
         record=Unkept(tmp),
     )
-    return Nfs(cast(Any, work))
+    return Nfs(cast(Any, work), shut=lambda name: shut)
 
 
 ABSENT = (1, "Error: No such container")
@@ -305,9 +308,6 @@ NO_VOLUME = (1, "Error: no such volume")
 def test_an_exporter_that_serves_is_ended_only_when_the_next_one_can_be_run(
     tmp_path: Path,
 ) -> None:
-    (tmp_path / "docker" / "nfs").mkdir(parents=True)
-    for name in ("Dockerfile", "entrypoint.sh"):
-        (tmp_path / "docker" / "nfs" / name).write_text("x")
     old = {
         "State": {"Status": "running"},
         "Config": {"Labels": {"dsv41.exporter": "me", "dsv41.export": "of other directories"}},
@@ -325,6 +325,53 @@ def test_an_exporter_that_serves_is_ended_only_when_the_next_one_can_be_run(
     with pytest.raises(LauncherError, match="could not be built"):
         nfs(tmp_path, head, worker).bring()
     assert not [words for words in head.ran if words.startswith(("docker stop", "docker rm"))]
+
+
+EXPORTER_BASE = "debian:bookworm-slim"
+NONE = (1, "Error: No such image")
+
+
+def test_an_exporter_that_is_to_be_built_needs_a_base_that_is_there_or_can_be_pulled(
+    tmp_path: Path,
+) -> None:
+    worker = Machine("worker", {"volume inspect": NO_VOLUME})
+    head = Machine("head", {"container inspect": ABSENT, "image inspect": NONE})
+    shut = "no such host"
+    (found,) = nfs(tmp_path, head, worker, shut=shut).obstacles()
+    assert f"its base {EXPORTER_BASE} is not on the head" in found.found and shut in found.found
+    assert f"docker pull {EXPORTER_BASE}" in found.mend and "HOST_NFS=1" in found.mend
+    # The step refuses before anything is ended, and where another way is free it is taken.
+    step = Weights(work=lambda ctx: cast(Any, None), ways=lambda work: [nfs_way])
+    nfs_way = nfs(tmp_path, head, worker, shut=shut)
+    ctx = SimpleNamespace(settings=settings_of(tmp_path, ""))
+    assert EXPORTER_BASE in refused(step, ctx)
+    assert not [words for words in head.ran if words.startswith(("docker build", "docker run"))]
+    # It can be pulled; it is there; the image is of this recipe; the head's own server exports.
+    assert nfs(tmp_path, head, worker).obstacles() == []
+    known = {f"{{{{.Id}}}} {EXPORTER_BASE}": (0, "sha256:base"), **head.answers}
+    assert nfs(tmp_path, Machine("head", known), worker, shut=shut).obstacles() == []
+    folder = CHECKOUT / "docker" / "nfs"
+    stamp = recipe({name: (folder / name).read_bytes() for name in ("Dockerfile", "entrypoint.sh")})
+    known = {"dsv41.nfs.recipe": (0, stamp), **head.answers}
+    assert nfs(tmp_path, Machine("head", known), worker, shut=shut).obstacles() == []
+    assert nfs(tmp_path, head, worker, "HOST_NFS=1", shut).obstacles() == []
+
+
+def test_an_exporter_that_serves_as_it_is_to_be_needs_no_base(tmp_path: Path) -> None:
+    head = Machine("head", {"dsv41.nfs.recipe": NONE, "image inspect": (0, "sha256:old")})
+    worker = Machine("worker", {"volume inspect": NO_VOLUME})
+    way = nfs(tmp_path, head, worker, shut="no such host")
+    serves = {
+        "State": {"Status": "running"},
+        "Config": {"Labels": {"dsv41.exporter": "me", "dsv41.export": way.export.mark()}},
+        "Image": "sha256:old",
+    }
+    head.answers["container inspect"] = (0, json.dumps([serves]))
+    assert way.obstacles() == []
+    way.bring()
+    assert not [words for words in head.ran if words.startswith(("docker build", "docker stop"))]
+    head.answers["image inspect"] = NONE  # its image is gone: it would be made anew
+    assert EXPORTER_BASE in way.obstacles()[0].found
 
 
 def test_host_nfs_without_rights_or_a_server_is_seen_before(tmp_path: Path) -> None:
