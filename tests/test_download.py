@@ -28,7 +28,7 @@ from launcher.console import Console
 from launcher.errors import LauncherError, UsageError
 from launcher.nodes.local import LocalNode
 from launcher.record import Record
-from launcher.weights import aside, download, fetch, hub, manifest
+from launcher.weights import download, fetch, hub, manifest
 from launcher.weights.download import Job, bring
 from launcher.weights.hub import Hub, HubError
 from launcher.weights.manifest import Entry, Manifest, Part, Role
@@ -251,20 +251,6 @@ def test_what_is_bad_is_named_and_only_that_is_fetched_again(head: Head) -> None
     assert f"{bad[1]} is cut off" in told
     assert f"missing: {bad[2]}" in told
     assert (head.root / "cache/replaced/model/tokenizer.json").read_bytes() == b'{"tok": 2}'
-
-
-def test_each_file_that_was_the_user_s_is_kept_and_none_that_was_the_hub_s(tmp_path: Path) -> None:
-    own, kept = tmp_path / "config.json", tmp_path / "replaced" / "model"
-    texts = (b"mine", b"mine, too", b"hub's", b"mine", b"at last")
-    settled = entry(own.name, b"hub's")
-    for text in texts:
-        own.write_bytes(text)
-        aside.keep(own, kept, settled)
-    assert {path.name: path.read_bytes() for path in kept.iterdir()} == {
-        "config.json": b"mine",
-        "config.json.2": b"mine, too",
-        "config.json.3": b"at last",
-    }
 
 
 def test_a_flipped_bit_that_kept_its_time_is_found_when_all_is_summed_anew(head: Head) -> None:
