@@ -49,6 +49,7 @@ class Store:
 
     names: dict[str, Image]
     shut: str = ""
+    pull: Any = None
 
     def find(self, name: str) -> Image | None:
         return self.names.get(name)
@@ -76,7 +77,10 @@ class Made:
         settings = settings_of(self.tmp, f"IMAGE={NAME}\nBASE_IMAGE={BASE}\n{dotenv}")
         said = StringIO()
         console = Console(said, said)
-        way = SimpleNamespace(look_ahead=lambda how, image: self.shipped.append(how))
+        way = SimpleNamespace(
+            look_ahead=lambda how, image: self.shipped.append(how),
+            clean=lambda: self.shipped.append("cleaned"),
+        )
         made = Bring(
             root=self.tmp,
             settings=settings,
@@ -197,6 +201,31 @@ def test_what_is_to_be_copied_needs_room(pair: Made) -> None:
     step, ctx = pair.step("IMAGE_SHIP=auto")
     step.look_ahead(ctx)
     assert pair.shipped == ["auto"]
+
+
+@pytest.mark.parametrize(
+    ("flags", "worker", "pulls", "done"),
+    [
+        ("", RECIPE, "", ["cleaned"]),  # it has it
+        ("", "old", RECIPE, ["pulled", "cleaned"]),
+        ("SKIP_SHIP=1", RECIPE, "", []),
+    ],
+)
+def test_what_a_broken_off_copy_left_goes_however_the_worker_got_the_image(
+    pair: Made, flags: str, worker: str, pulls: str, done: list[str]
+) -> None:
+    images = {RECIPE: image(), "old": image("old", "sha256:x")}
+    pair.worker.names[NAME] = images[worker]
+    pair.answers[NAME] = Remote(RECIPE, image().layers, "sha256:d", GB)
+
+    def pull(name: str, *_: Any) -> None:
+        pair.shipped.append("pulled")
+        pair.worker.names[name] = images[pulls]
+
+    pair.worker.pull = pull
+    step, ctx = pair.step(flags)
+    step.do(ctx)
+    assert pair.shipped == done
 
 
 # ---- the weights ----
