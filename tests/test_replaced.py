@@ -8,7 +8,6 @@ if __name__ == "__main__":  # before the imports below, which this Python may la
     main(__file__)
 
 import hashlib
-import os
 import shutil
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -25,14 +24,16 @@ from launcher.image.pipe import Ended
 from launcher.nodes.endpoint import Endpoint
 from launcher.nodes.local import LocalNode
 from launcher.record import Unkept
-from launcher.weights import replaced
+from launcher.weights import aside, replaced
 from launcher.weights.backend import Work
 from launcher.weights.manifest import Entry, Manifest, Part
-from launcher.weights.proof import Fault, Row
 from launcher.weights.rsync import Rsync
 
 FILES = {
+    "added.json": b"{}",
     "config.json": b'{"model_type": "deepseek_v41"}',
+    "empty.json": b"[]",
+    "half.json": b"the first half of it, and the rest",
     "model.safetensors": b"large" * 50,
     "tokenizer.json": b'{"tok": 1}',
 }
@@ -42,20 +43,22 @@ def entry(name: str, data: bytes) -> Entry:
     return Entry(name, len(data), sha256=hashlib.sha256(data).hexdigest())
 
 
-def test_each_file_that_was_the_user_s_is_kept_and_none_that_was_ours(tmp_path: Path) -> None:
-    folder, said = tmp_path / "replaced" / "model", StringIO()
-    ours = entry("config.json", b"hub's")
-    for text in (b"mine", b"mine, too", b"hub's", b"mine", b"", b"at last"):
-        (tmp_path / "config.json").write_bytes(text)
-        fault = Fault(ours, Row("config.json", "size", len(text)))
-        node, console = LocalNode("head"), Console(said, said)
-        replaced.keep(node, str(tmp_path), str(folder), [fault], [ours], console)
-    assert {path.name: path.read_bytes() for path in folder.iterdir()} == {
-        "config.json": b"mine",
-        "config.json.2": b"mine, too",
-        "config.json.3": b"at last",
+def test_each_content_is_kept_once_and_none_is_written_over(tmp_path: Path) -> None:
+    path, folder = tmp_path / "config.json", tmp_path / "replaced" / "model"
+    said = []
+    for text in ("mine", "mine, too", "mine", "at last"):
+        path.write_text(text)
+        said.append(aside.keep(str(path), str(folder)))
+    assert {each.name: each.read_text() for each in folder.iterdir()} == {
+        "config.json": "mine",
+        "config.json.2": "mine, too",
+        "config.json.3": "at last",
     }
-    assert said.getvalue().count("what config.json was on the head is kept in") == 3
+    at = f"{folder}/config.json"
+    assert said == [at, f"{at}.2", "", f"{at}.3"]
+    link = tmp_path / "link"
+    link.symlink_to(path)
+    assert aside.keep(str(link), str(folder)) == ""
 
 
 class Far(LocalNode):
@@ -133,36 +136,40 @@ def pair(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Pair:
     return Pair(tmp_path)
 
 
-@pytest.mark.parametrize("mine", [b"{}", b'{"model_type": "another_one"}', b"long" * 20])
-def test_a_small_file_of_the_worker_is_named_and_kept(pair: Pair, mine: bytes) -> None:
-    pair.put("config.json", mine)
-    pair.put("tokenizer.json", FILES["tokenizer.json"])
-    told = pair.bring()
-    assert "on the worker config.json " in told
-    assert f"what config.json was on the worker is kept in {pair.root}/far/cache/repl" in told
-    assert pair.kept == {"config.json": mine}
-    assert sorted(pair.copied) == [
-        "config.json",
-        "model.safetensors",
-    ]
-
-
-def test_what_a_broken_off_copy_left_is_no_user_s_and_a_shard_is_only_named(pair: Pair) -> None:
-    pair.put("config.json", FILES["config.json"][:9])
+def test_what_is_wrong_on_the_worker_is_named_and_what_is_small_and_not_ours_is_kept(
+    pair: Pair,
+) -> None:
+    mine = {
+        "added.json": b'{"longer": "than ours"}',
+        "config.json": b"{}",
+        "tokenizer.json": b'{"tok": 2}',
+    }
+    for name, data in mine.items():
+        pair.put(name, data)
+    pair.put("empty.json", b"")
+    pair.put("half.json", FILES["half.json"][:9])  # by a copy that broke off
     pair.put("model.safetensors", bytes(len(FILES["model.safetensors"])))
     told = pair.bring()
-    assert "config.json is cut off: 9 of 30 bytes; the rest is sent" in told
-    assert "model.safetensors has the right size and other bytes" in told
-    assert pair.kept == {}
+    assert pair.kept == mine and sorted(pair.copied) == sorted(FILES)
+    for name in mine:
+        kept = f"{pair.root}/far/cache/replaced/model/{name}"
+        assert f"what {name} was on the worker is kept in {kept}" in told
+    for said in (
+        "added.json is too long: 23 of 2 bytes; it is copied anew",
+        "config.json is cut off: 2 of 30 bytes; the rest is sent",
+        "half.json is cut off: 9 of 34 bytes; the rest is sent",
+        "model.safetensors has the right size and other bytes",
+        "tokenizer.json has the right size and other bytes",
+    ):
+        assert f"on the worker {said}" in told
 
 
-def test_force_sync_keeps_what_differs_though_size_and_time_are_right(pair: Pair) -> None:
-    pair.bring()
-    path, mine = pair.far / "tokenizer.json", b'{"tok": 2}'
-    when = path.stat().st_mtime_ns
-    path.write_bytes(mine)
-    os.utime(path, ns=(when, when))
-    pair.dotenv, pair.copied = "FORCE_SYNC=1\n", []
+def test_force_sync_keeps_what_differs_though_the_size_is_right(pair: Pair) -> None:
+    for name, data in FILES.items():
+        pair.put(name, data)
+    mine = b'{"tok": 2}'
+    pair.put("tokenizer.json", mine)
+    pair.dotenv = "FORCE_SYNC=1\n"
     told = pair.bring()
     assert "tokenizer.json has the right size and other bytes" in told
     assert pair.kept == {"tokenizer.json": mine} and sorted(pair.copied) == sorted(FILES)
