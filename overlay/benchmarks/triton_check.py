@@ -25,6 +25,10 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from spark_overlay.compiled import Compiled
 
 OVERLAY = Path(__file__).resolve().parents[1]
 sys.path.insert(1, str(OVERLAY))
@@ -87,12 +91,12 @@ def assembled(tools: Path, ptx: str) -> str:
     raise RuntimeError(f"no ptxas of {tools} takes {target[1]}: {'; '.join(errors)}")
 
 
-def compile_one(package: str, index: int, arch: int) -> Found:
+def build(one: Compiled, arch: int) -> Any:
+    """What Triton makes of a kernel; ``asm["ptx"]`` is its PTX."""
     import triton
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource
 
-    one = importlib.import_module(package).kernels()[index]
     names = one.kernel.arg_names
     types = {name: one.signature.get(name, "constexpr") for name in names}
     source = ASTSource(
@@ -106,7 +110,14 @@ def compile_one(package: str, index: int, arch: int) -> Found:
         },
     )
     options = {"num_warps": one.warps, "num_stages": one.stages}
-    built = triton.compile(source, target=GPUTarget("cuda", arch, 32), options=options)
+    return triton.compile(source, target=GPUTarget("cuda", arch, 32), options=options)
+
+
+def compile_one(package: str, index: int, arch: int) -> Found:
+    import triton
+
+    one = importlib.import_module(package).kernels()[index]
+    built = build(one, arch)
     ptx = built.asm["ptx"]
     held = tuple(
         f"{match[0]} ({why})" for p, why in FORBIDDEN.items() if (match := re.search(p, ptx))

@@ -39,6 +39,19 @@ def wide(x: Tensor) -> Tensor:
     return x.double() if x.device.type == "cpu" else x.float()
 
 
+def fma(a: Tensor, b: Tensor, c: Tensor) -> Tensor:
+    """float32 ``a * b + c`` rounded once, as a GPU's ``fma``: the float64 sum is rounded to odd
+    first, for rounded to nearest twice it could differ in the last bit."""
+    product, addend = a.double() * b.double(), c.double()
+    total = product + addend
+    back = total - product
+    lost = (product - (total - back)) + (addend - back)
+    bits = total.view(torch.int64)
+    step = torch.where((lost > 0) == (total > 0), 1, -1)
+    moved = total.isfinite() & (lost != 0) & (bits % 2 == 0)
+    return torch.where(moved, bits + step, bits).view(torch.float64).float()
+
+
 def einsum(equation: str, *operands: Tensor) -> Tensor:
     """``torch.einsum`` of ``wide`` operands; float32 out."""
     return torch.einsum(equation, *(wide(operand) for operand in operands)).float()

@@ -1,4 +1,5 @@
-"""Inputs of the cache inserts; expected pages by the references."""
+"""Inputs of the cache inserts; expected pages by the references. ``gpu``: as a GPU's kernels write
+them, which add some products unrounded, where Triton's interpreter rounds all."""
 
 from __future__ import annotations
 
@@ -77,23 +78,29 @@ def whole(pages: Tensor) -> Tensor:
     return pages.as_strided((pages.shape[0] * stride,), (1,)).cpu()
 
 
-def latents(rows: Rows, pages: Tensor, ratio: int, ours: bool) -> Tensor:
-    call = ops.rope_quant_insert if ours else insert_latent
-    call(rows.rows, rows.positions, rows.cos_sin, pages, rows.slots, ratio)
+def latents(rows: Rows, pages: Tensor, ratio: int, ours: bool, gpu: bool = False) -> Tensor:
+    given = (rows.rows, rows.positions, rows.cos_sin, pages, rows.slots, ratio)
+    if ours:
+        ops.rope_quant_insert(*given)
+    else:
+        insert_latent(*given, "cosine" if gpu else None)
     return whole(pages)
 
 
-def keys(rows: Rows, pages: Tensor, ratio: int, ours: bool) -> Tensor:
+def keys(rows: Rows, pages: Tensor, ratio: int, ours: bool, gpu: bool = False) -> Tensor:
     given = (rows.keys, rows.positions, rows.cos_sin, rows.weight, EPS, pages, rows.slots, ratio)
     if ours:
         ops.indexer_k_norm_rope_store(*given, False)
     else:
-        indexer.store_keys(*given)
+        indexer.store_keys(*given, "cosine" if gpu else None)
     return whole(pages)
 
 
-def window(rows: Rows, pages: Tensor, padded: int, ours: bool) -> tuple[Tensor, Tensor]:
+def window(
+    rows: Rows, pages: Tensor, padded: int, ours: bool, gpu: bool = False
+) -> tuple[Tensor, Tensor]:
     """Rotated queries and the cache's bytes."""
+    unrounded: attention.Unrounded = "even" if gpu else None
     block = pages.shape[1]
     if ours:
         found = ops.rotate_queries_and_insert(
@@ -101,8 +108,12 @@ def window(rows: Rows, pages: Tensor, padded: int, ours: bool) -> tuple[Tensor, 
         )
     else:
         found = rows.q.new_zeros(rows.q.shape[0], padded, 512)
-        found[:, : rows.q.shape[1]] = attention.rotate_tail(rows.q, rows.cos_sin, rows.positions)
-        attention.insert_kv(rows.rows, pages, rows.slots, rows.positions, rows.cos_sin, block)
+        found[:, : rows.q.shape[1]] = attention.rotate_tail(
+            rows.q, rows.cos_sin, rows.positions, unrounded=unrounded
+        )
+        attention.insert_kv(
+            rows.rows, pages, rows.slots, rows.positions, rows.cos_sin, block, unrounded
+        )
     return found.cpu(), whole(pages)
 
 

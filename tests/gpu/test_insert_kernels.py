@@ -30,7 +30,7 @@ def test_latents_become_records(rows: int, ratio: int) -> None:
     for block in PAGES:
         blocks = -(-max(rows, 1) // block) + 2
         given = cases.draw(rows, blocks * block)
-        right = cases.latents(given, cases.cache(blocks, block, 584), ratio, False)
+        right = cases.latents(given, cases.cache(blocks, block, 584), ratio, False, True)
         pages = cases.cache(blocks, block, 584, "cuda")
         found = cases.latents(given.to("cuda"), pages, ratio, True)
         assert torch.equal(found, right), (block, int((found != right).sum()))
@@ -42,7 +42,7 @@ def test_index_keys(rows: int, ratio: int) -> None:
     for block in PAGES:
         blocks = -(-max(rows, 1) // block) + 2
         given = cases.draw(rows, blocks * block)
-        right = cases.keys(given, cases.cache(blocks, block, 132), ratio, False)
+        right = cases.keys(given, cases.cache(blocks, block, 132), ratio, False, True)
         pages = cases.cache(blocks, block, 132, "cuda")
         found = cases.keys(given.to("cuda"), pages, ratio, True)
         differ = found != right
@@ -59,7 +59,7 @@ def test_queries_and_the_windows_records(rows: int, heads: tuple[int, int]) -> N
         pytest.skip("as long as the smaller ones, and no other path")
     blocks = -(-max(rows, 1) // 32) + 2
     given = cases.draw(rows, blocks * 32, real)
-    right_q, right = cases.window(given, cases.cache(blocks, 32, 584), padded, False)
+    right_q, right = cases.window(given, cases.cache(blocks, 32, 584), padded, False, True)
     pages = cases.cache(blocks, 32, 584, "cuda")
     found_q, found = cases.window(given.to("cuda"), pages, padded, True)
     assert torch.equal(found, right)
@@ -94,7 +94,7 @@ def test_pages_beyond_four_gigabytes() -> None:
     ops.rope_quant_insert(on.rows, on.positions, on.cos_sin, far, on.slots, 1)
     near = cases.cache(5, 64, 584)
     near.as_strided((near.untyped_storage().nbytes(),), (1,)).zero_()
-    cases.latents(given, near, 1, False)
+    cases.latents(given, near, 1, False, True)
     assert torch.equal(far[4].cpu(), near[4]) and torch.equal(far[3].cpu(), near[3])
 
 

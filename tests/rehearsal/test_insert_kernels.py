@@ -76,17 +76,6 @@ def test_latents_and_index_keys(cases: ModuleType, rows: int, ratio: int) -> Non
         assert rows < 19 or (right != cases.POISON).any()
 
 
-def test_several_rows_a_program(cases: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As where rows are many: the last program is not full."""
-    monkeypatch.setattr(ops, "_MANY", 4)
-    given = cases.draw(13, BLOCKS * BLOCK)
-    for write, width in ((cases.latents, 584), (cases.keys, 132)):
-        found, right = (
-            write(given, cases.cache(BLOCKS, BLOCK, width), 2, ours) for ours in (True, False)
-        )
-        assert torch.equal(found, right)
-
-
 @pytest.mark.parametrize(("rows", "heads", "padded"), [(0, 3, 8), (9, 3, 8), (2, 1, 1)])
 def test_queries_and_the_windows_records(
     cases: ModuleType, rows: int, heads: int, padded: int

@@ -1,15 +1,18 @@
 """Torch references of the attention operations: RoPE, KV records, sparse attention with a sink.
 
 No vLLM import. They run on any device and are the oracle of the kernels beside them; on a CPU they
-are also what serves. Byte-exact with vLLM 0.32/0.33's own kernels where a record is written.
+are also what serves. Byte-exact with vLLM 0.32/0.33's own kernels where a record is written, if
+``unrounded`` says what those kernels' compilers contract.
 """
 
 from __future__ import annotations
 
+from typing import Literal
+
 import torch
 from torch import Tensor
 
-from spark_overlay.arithmetic import wide
+from spark_overlay.arithmetic import fma, wide
 from spark_overlay.attention.format import (
     AMAX_FLOOR,
     DATA_BYTES,
@@ -34,7 +37,19 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     return (x * torch.rsqrt(x.square().mean(-1, keepdim=True) + eps) * wide(weight)).float()
 
 
-def rotate(x: Tensor, cos_sin: Tensor, positions: Tensor, *, inverse: bool = False) -> Tensor:
+#: Of a turned pair's products, those that a GPU adds unrounded: the cosine's (vLLM's Triton
+#: kernels), or the even value's (its CUDA kernel of queries and window). None: all are rounded.
+Unrounded = Literal["cosine", "even"] | None
+
+
+def rotate(
+    x: Tensor,
+    cos_sin: Tensor,
+    positions: Tensor,
+    *,
+    inverse: bool = False,
+    unrounded: Unrounded = None,
+) -> Tensor:
     """GPT-J (interleaved) RoPE of the last ``ROPE_DIM`` values.
 
     ``x [T, ..., 64]`` float32, ``cos_sin [P, 64]`` = 32 cosines then 32 sines, ``positions [T]``.
@@ -47,12 +62,26 @@ def rotate(x: Tensor, cos_sin: Tensor, positions: Tensor, *, inverse: bool = Fal
     if inverse:
         sin = -sin
     even, odd = x[..., 0::2], x[..., 1::2]
-    return torch.stack((even * cos - odd * sin, odd * cos + even * sin), -1).flatten(-2)
+    if unrounded is None:
+        turned = even * cos - odd * sin, odd * cos + even * sin
+    elif unrounded == "cosine":
+        turned = fma(even, cos, -(odd * sin)), fma(odd, cos, even * sin)
+    else:
+        turned = fma(even, cos, -(odd * sin)), fma(even, sin, odd * cos)
+    return torch.stack(turned, -1).flatten(-2)
 
 
-def rotate_tail(x: Tensor, cos_sin: Tensor, positions: Tensor, *, inverse: bool = False) -> Tensor:
+def rotate_tail(
+    x: Tensor,
+    cos_sin: Tensor,
+    positions: Tensor,
+    *,
+    inverse: bool = False,
+    unrounded: Unrounded = None,
+) -> Tensor:
     """``x [T, ..., D]`` with its last 64 values rotated in float32; same dtype out."""
-    tail = rotate(x[..., -ROPE_DIM:].float(), cos_sin, positions, inverse=inverse)
+    tail = x[..., -ROPE_DIM:].float()
+    tail = rotate(tail, cos_sin, positions, inverse=inverse, unrounded=unrounded)
     return torch.cat((x[..., :-ROPE_DIM], tail.to(x.dtype)), -1)
 
 
@@ -78,7 +107,9 @@ def fields(cache: Tensor, block: int, widths: tuple[int, ...]) -> list[Tensor]:
     return found
 
 
-def encode_records(kv: Tensor, positions: Tensor, cos_sin: Tensor) -> tuple[Tensor, Tensor]:
+def encode_records(
+    kv: Tensor, positions: Tensor, cos_sin: Tensor, unrounded: Unrounded = None
+) -> tuple[Tensor, Tensor]:
     """KV rows to records.
 
     ``kv [T, 512]`` (normalised, not rotated) -> ``data [T, 576]`` and ``scales [T, 8]``, uint8.
@@ -87,7 +118,8 @@ def encode_records(kv: Tensor, positions: Tensor, cos_sin: Tensor) -> tuple[Tens
     nope = x[:, :NOPE_DIM].unflatten(-1, (SCALE_GROUPS, SCALE_GROUP))
     exponent = e4m3_exponent(nope.abs().amax(-1))
     values = to_e4m3(nope, exponent[..., None]).flatten(-2)
-    rope = rotate(x[:, NOPE_DIM:], cos_sin, positions).bfloat16().contiguous().view(torch.uint8)
+    rope = rotate(x[:, NOPE_DIM:], cos_sin, positions, unrounded=unrounded)
+    rope = rope.bfloat16().contiguous().view(torch.uint8)
     scales = torch.zeros(x.shape[0], SCALE_BYTES, dtype=torch.uint8, device=x.device)
     scales[:, :SCALE_GROUPS] = (exponent + UE8M0_BIAS).clamp(0, 255).to(torch.uint8)
     return torch.cat((values, rope), -1), scales
@@ -117,11 +149,17 @@ def read_records(cache: Tensor, slots: Tensor) -> Tensor:
 
 
 def insert_kv(
-    kv: Tensor, cache: Tensor, slots: Tensor, positions: Tensor, cos_sin: Tensor, block: int
+    kv: Tensor,
+    cache: Tensor,
+    slots: Tensor,
+    positions: Tensor,
+    cos_sin: Tensor,
+    block: int,
+    unrounded: Unrounded = None,
 ) -> None:
     """Encode ``kv [>=T, 512]`` and store it at ``slots [T]``."""
     count = slots.numel()
-    data, scales = encode_records(kv[:count], positions[:count], cos_sin)
+    data, scales = encode_records(kv[:count], positions[:count], cos_sin, unrounded)
     write_records(cache, slots, data, scales, block)
 
 

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from spark_overlay.arithmetic import wide
-from spark_overlay.attention.reference import encode_records, rms_norm, write_records
+from spark_overlay.attention.reference import Unrounded, encode_records, rms_norm, write_records
 
 
 def pool_and_norm(
@@ -65,7 +65,13 @@ def pool_and_norm(
 
 
 def insert_latent(
-    latent: Tensor, positions: Tensor, cos_sin: Tensor, cache: Tensor, slots: Tensor, ratio: int
+    latent: Tensor,
+    positions: Tensor,
+    cos_sin: Tensor,
+    cache: Tensor,
+    slots: Tensor,
+    ratio: int,
+    unrounded: Unrounded = None,
 ) -> None:
     """Rotate group-end latents to their group's first position and store them as records."""
     count = slots.numel()
@@ -73,5 +79,6 @@ def insert_latent(
     rows = ((slots >= 0) & ((position + 1) % ratio == 0)).nonzero()[:, 0]
     if rows.numel() == 0:
         return
-    data, scales = encode_records(latent[rows], position[rows] // ratio * ratio, cos_sin)
+    group = position[rows] // ratio * ratio
+    data, scales = encode_records(latent[rows], group, cos_sin, unrounded)
     write_records(cache, slots[rows], data, scales, cache.shape[1])

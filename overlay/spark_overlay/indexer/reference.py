@@ -10,6 +10,7 @@ from spark_overlay.arithmetic import einsum
 from spark_overlay.attention.reference import (
     AMAX_FLOOR,
     E4M3_MAX,
+    Unrounded,
     e4m3_exponent,
     fields,
     rms_norm,
@@ -31,6 +32,7 @@ def store_keys(
     cache: Tensor,
     slots: Tensor,
     ratio: int,
+    unrounded: Unrounded = None,
 ) -> None:
     """Normalise, rotate, quantise and store index keys of group-end tokens.
 
@@ -44,7 +46,7 @@ def store_keys(
         return
     group = position[rows] // ratio * ratio
     normed = rms_norm(key[rows], weight, eps).bfloat16().float()
-    value = rotate_tail(normed, cos_sin, group).bfloat16().float()
+    value = rotate_tail(normed, cos_sin, group, unrounded=unrounded).bfloat16().float()
     exponent = e4m3_exponent(value.abs().amax(-1))
     block = cache.shape[1]
     slot = slots[rows].long()

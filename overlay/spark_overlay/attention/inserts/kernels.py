@@ -1,7 +1,10 @@
-"""Kernels that write records and keys. A program takes ``ROWS`` tokens.
+"""Kernels that write records and keys, a token each program of theirs.
 
 Rows without a slot (-1) and rows that do not end their group write nothing. Positions within a page
 go through the page's stride, which may be larger than its bytes.
+
+Byte for byte what vLLM writes: its compilers add some products unrounded (``fma``), and here the
+same ones. Latents and keys are Triton's there, too: whether it contracts is its default in both.
 """
 
 from __future__ import annotations
@@ -20,75 +23,82 @@ KEY = tl.constexpr(128)
 
 
 @triton.jit
-def _rotated(at, cos_sin, stride, position, kept):
-    """Even and odd values, float32 ``[R, 32]`` each, of the 64 bf16 at ``at [R]``, turned by their
-    ``position [R]``."""
-    pair = tl.arange(0, ROPE // 2)
-    even = tl.load(at[:, None] + 2 * pair[None, :], kept[:, None], other=0.0).to(tl.float32)
-    odd = tl.load(at[:, None] + 2 * pair[None, :] + 1, kept[:, None], other=0.0).to(tl.float32)
-    table = cos_sin + (position * stride)[:, None] + pair[None, :]
-    cos = tl.load(table, kept[:, None], other=1.0).to(tl.float32)
-    sin = tl.load(table + ROPE // 2, kept[:, None], other=0.0).to(tl.float32)
-    return even * cos - odd * sin, odd * cos + even * sin
+def _turned(even, odd, cos, sin, WINDOW: tl.constexpr):
+    """Pairs turned, float32. Of two products the compiler leaves the one written first unrounded:
+    the even value's both times in the ``WINDOW``, the cosine's elsewhere."""
+    first = even * cos - odd * sin
+    second = even * sin + odd * cos if WINDOW else odd * cos + even * sin
+    return first, second
+
+
+@triton.jit
+def _turned_tail(at, cos_sin, stride, position, real, WINDOW: tl.constexpr):
+    """The 64 bf16 at each of ``at [R]`` that is ``real [R]``, turned by ``position``: bf16
+    ``[R, 64]``."""
+    rows: tl.constexpr = at.shape[0]
+    half: tl.constexpr = ROPE // 2
+    value = tl.load(at[:, None] + tl.arange(0, ROPE)[None, :], real[:, None], other=0.0)
+    even, odd = tl.split(tl.reshape(value.to(tl.float32), (rows, half, 2)))
+    table = cos_sin + position * stride + tl.arange(0, half)
+    cos = tl.load(table).to(tl.float32)[None, :]
+    sin = tl.load(table + half).to(tl.float32)[None, :]
+    first, second = _turned(even, odd, cos, sin, WINDOW)
+    return tl.reshape(tl.join(first, second), (rows, ROPE)).to(tl.bfloat16)
 
 
 @triton.jit
 def _write_record(
-    at, cos_sin, cos_stride, position, slot, kept, cache, page_stride,
-    ROWS: tl.constexpr, BLOCK: tl.constexpr,
+    at, cos_sin, cos_stride, position, slot, cache, page_stride,
+    BLOCK: tl.constexpr, WINDOW: tl.constexpr,
 ):  # fmt: skip
-    """One 584-byte record each of the rows ``at [R]`` (512 bf16) points to."""
+    """The 584-byte record of the 512 bf16 at ``at``."""
     page = cache + (slot // BLOCK) * page_stride
     inside = slot % BLOCK
     data = page + inside * DATA
     scales = page + BLOCK * DATA + inside * SCALES
     group = tl.arange(0, 8)
-    value = tl.arange(0, 64)
-    column = group[:, None] * 64 + value[None, :]
-    mask = kept[:, None, None] & (group < NOPE // 64)[None, :, None]
-    x = tl.load(at[:, None, None] + column[None, :, :], mask, other=0.0).to(tl.float32)
-    exponent = scale_exponent(tl.max(tl.abs(x), 2))
-    codes = scaled_e4m3(x, exponent[:, :, None])
-    tl.store(data[:, None, None] + column[None, :, :], codes, mask)
+    column = group[:, None] * 64 + tl.arange(0, 64)[None, :]
+    mask = (group < NOPE // 64)[:, None]
+    x = tl.load(at + column, mask, other=0.0).to(tl.float32)
+    one = tl.zeros([1], tl.int64)
+    turned = _turned_tail(at + NOPE + one, cos_sin, cos_stride, position, one == 0, WINDOW)
+    exponent = scale_exponent(tl.max(tl.abs(x), 1))
+    tl.store(data + column, scaled_e4m3(x, exponent[:, None]), mask)
     # The eighth scale is padding, zero.
-    stored = tl.where(group[None, :] < NOPE // 64, exponent + 127, 0)
-    tl.store(scales[:, None] + group[None, :], stored.to(tl.uint8), kept[:, None])
-    even, odd = _rotated(at + NOPE, cos_sin, cos_stride, position, kept)
-    turned = tl.reshape(tl.join(even, odd), (ROWS, ROPE)).to(tl.bfloat16)
+    stored = tl.where(group < NOPE // 64, exponent + 127, 0)
+    tl.store(scales + group, stored.to(tl.uint8))
     to = (data + NOPE).to(tl.pointer_type(tl.bfloat16))
-    tl.store(to[:, None] + tl.arange(0, ROPE)[None, :], turned, kept[:, None])
+    tl.store(to + tl.arange(0, ROPE)[None, :], turned)
 
 
 @triton.jit
-def _group_ends(program, positions, slots, tokens, ROWS: tl.constexpr, RATIO: tl.constexpr):
-    """A program's rows: which, their groups' first positions, their slots, and which count."""
-    row = (program * ROWS + tl.arange(0, ROWS)).to(tl.int64)
-    inside = row < tokens
-    slot = tl.load(slots + row, inside, other=-1).to(tl.int64)
-    position = tl.load(positions + row, inside, other=0).to(tl.int64)
-    kept = inside & (slot >= 0) & ((position + 1) % RATIO == 0)
-    return row, position // RATIO * RATIO, tl.where(kept, slot, 0), kept
+def _group_end(row, positions, slots, RATIO: tl.constexpr):
+    """A row's slot, its group's first position, and whether it is written."""
+    slot = tl.load(slots + row).to(tl.int64)
+    position = tl.load(positions + row).to(tl.int64)
+    return slot, position // RATIO * RATIO, (slot >= 0) & ((position + 1) % RATIO == 0)
 
 
-@triton.jit(do_not_specialize=["tokens"])
+@triton.jit
 def write_latents(
-    latent, positions, cos_sin, cos_stride, cache, page_stride, slots, tokens,
-    ROWS: tl.constexpr, BLOCK: tl.constexpr, RATIO: tl.constexpr,
+    latent, positions, cos_sin, cos_stride, cache, page_stride, slots,
+    BLOCK: tl.constexpr, RATIO: tl.constexpr, WINDOW: tl.constexpr,
 ):  # fmt: skip
-    """Grid ``ceil(tokens / ROWS)``: ``latent [T, 512]`` bf16 to records of ``cache``; the window's
-    rows with ``RATIO`` 1."""
-    row, position, slot, kept = _group_ends(tl.program_id(0), positions, slots, tokens, ROWS, RATIO)
-    _write_record(
-        latent + row * HEAD, cos_sin, cos_stride, position, slot, kept, cache, page_stride,
-        ROWS, BLOCK,
-    )  # fmt: skip
+    """Grid ``T``: ``latent [T, 512]`` bf16 to records of ``cache``; ``WINDOW``: the window's rows,
+    with ``RATIO`` 1."""
+    row = tl.program_id(0).to(tl.int64)
+    slot, position, kept = _group_end(row, positions, slots, RATIO)
+    if kept:
+        _write_record(
+            latent + row * HEAD, cos_sin, cos_stride, position, slot, cache, page_stride, BLOCK,
+            WINDOW,
+        )  # fmt: skip
 
 
 @triton.jit
 def _rotate_heads(
-    program, q, q_stride, out, positions, cos_sin, cos_stride, tokens, heads, padded,
-    HEADS: tl.constexpr,
-):  # fmt: skip
+    program, q, q_stride, out, positions, cos_sin, cos_stride, heads, padded, HEADS: tl.constexpr
+):
     """``HEADS`` of a token's padded heads: copied and rotated, or zero beyond the real ones."""
     blocks = tl.cdiv(padded, HEADS)
     token = (program // blocks).to(tl.int64)
@@ -101,64 +111,62 @@ def _rotate_heads(
     plain = (column < NOPE)[None, :]
     copied = tl.load(source[:, None] + column[None, :], real[:, None] & plain, other=0.0)
     tl.store(to[:, None] + column[None, :], copied, kept[:, None] & plain)
-    position = tl.load(positions + token).to(tl.int64) + tl.zeros([HEADS], tl.int64)
-    even, odd = _rotated(source + NOPE, cos_sin, cos_stride, position, real)
-    turned = tl.reshape(tl.join(even, odd), (HEADS, ROPE)).to(tl.bfloat16)
+    position = tl.load(positions + token).to(tl.int64)
+    turned = _turned_tail(source + NOPE, cos_sin, cos_stride, position, real, True)
+    turned = tl.where(real[:, None], turned, 0.0)  # a zero that was turned may be negative
     tl.store((to + NOPE)[:, None] + tl.arange(0, ROPE)[None, :], turned, kept[:, None])
 
 
-@triton.jit(do_not_specialize=["tokens", "rows", "heads", "padded"])
+@triton.jit(do_not_specialize=["rows", "heads", "padded"])
 def rotate_queries_and_write(
     q, q_stride, out, kv, kv_stride, positions, cos_sin, cos_stride, cache, page_stride, slots,
-    tokens, rows, heads, padded,
+    rows, heads, padded,
     HEADS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """Grid ``rows`` programs for records (a token each), then ``tokens * ceil(padded / HEADS)`` for
     queries: ``out [tokens, padded, 512]`` bf16."""
     program = tl.program_id(0)
     if program < rows:
-        row, position, slot, kept = _group_ends(program, positions, slots, rows, 1, 1)
-        _write_record(
-            kv + row * kv_stride, cos_sin, cos_stride, position, slot, kept, cache, page_stride,
-            1, BLOCK,
-        )  # fmt: skip
+        row = program.to(tl.int64)
+        slot, position, kept = _group_end(row, positions, slots, 1)
+        if kept:
+            _write_record(
+                kv + row * kv_stride, cos_sin, cos_stride, position, slot, cache, page_stride,
+                BLOCK, True,
+            )  # fmt: skip
     else:
         _rotate_heads(
-            program - rows, q, q_stride, out, positions, cos_sin, cos_stride, tokens, heads,
-            padded, HEADS,
-        )  # fmt: skip
+            program - rows, q, q_stride, out, positions, cos_sin, cos_stride, heads, padded, HEADS
+        )
 
 
-@triton.jit(do_not_specialize=["tokens"])
+@triton.jit
 def write_keys(
     key, key_stride, positions, cos_sin, cos_stride, weight, eps, cache, page_stride, slots,
-    tokens, ROWS: tl.constexpr, BLOCK: tl.constexpr, RATIO: tl.constexpr,
+    BLOCK: tl.constexpr, RATIO: tl.constexpr,
 ):  # fmt: skip
-    """Grid ``ceil(tokens / ROWS)``: index keys ``[T, 128]`` bf16 normed, their second half rotated,
-    stored as e4m3 with one float32 scale."""
-    row, position, slot, kept = _group_ends(tl.program_id(0), positions, slots, tokens, ROWS, RATIO)
-    pair = tl.arange(0, KEY // 2)
-    at = key + row[:, None] * key_stride + 2 * pair[None, :]
-    even = tl.load(at, kept[:, None], other=0.0).to(tl.float32)
-    odd = tl.load(at + 1, kept[:, None], other=0.0).to(tl.float32)
-    norm = tl.rsqrt((tl.sum(even * even, 1) + tl.sum(odd * odd, 1)) / KEY + eps)[:, None]
-    even = (even * norm * tl.load(weight + 2 * pair).to(tl.float32)[None, :]).to(tl.bfloat16)
-    odd = (odd * norm * tl.load(weight + 2 * pair + 1).to(tl.float32)[None, :]).to(tl.bfloat16)
-    even, odd = even.to(tl.float32), odd.to(tl.float32)
-    turning = kept[:, None] & (pair >= ROPE // 2)[None, :]
-    table = cos_sin + (position * cos_stride)[:, None] + (pair - ROPE // 2)[None, :]
-    cos = tl.load(table, turning, other=1.0).to(tl.float32)
-    sin = tl.load(table + ROPE // 2, turning, other=0.0).to(tl.float32)
-    new_even = (even * cos - odd * sin).to(tl.bfloat16).to(tl.float32)
-    new_odd = (odd * cos + even * sin).to(tl.bfloat16).to(tl.float32)
-    amax = tl.maximum(tl.max(tl.abs(new_even), 1), tl.max(tl.abs(new_odd), 1))
-    exponent = scale_exponent(amax)
-    codes = tl.join(
-        scaled_e4m3(new_even, exponent[:, None]), scaled_e4m3(new_odd, exponent[:, None])
-    )
-    page = cache + (slot // BLOCK) * page_stride
-    inside = slot % BLOCK
-    to = (page + inside * KEY)[:, None] + tl.arange(0, KEY)[None, :]
-    tl.store(to, tl.reshape(codes, (ROWS, KEY)), kept[:, None])
-    scale = (page + BLOCK * KEY + inside * 4).to(tl.pointer_type(tl.float32))
-    tl.store(scale, power_of_two(exponent), kept)
+    """Grid ``T``, one warp each: index keys ``[T, 128]`` bf16 normed, their second half rotated,
+    stored as e4m3 with one float32 scale.
+
+    A lane holds four neighbours of a row: the order in which vLLM's kernel adds the squares."""
+    row = tl.program_id(0).to(tl.int64)
+    slot, position, kept = _group_end(row, positions, slots, RATIO)
+    if kept:
+        half: tl.constexpr = ROPE // 2
+        column = tl.arange(0, KEY)
+        x = tl.load(key + row * key_stride + column).to(tl.float32)
+        norm = tl.rsqrt(tl.sum(x * x, 0) / KEY + eps)
+        normed = (x * norm * tl.load(weight + column).to(tl.float32)).to(tl.bfloat16)
+        even, odd = tl.split(tl.reshape(normed.to(tl.float32), (KEY // 2, 2)))
+        pair = tl.arange(0, KEY // 2) - half
+        table = cos_sin + position * cos_stride + pair
+        cos = tl.load(table, pair >= 0, other=1.0).to(tl.float32)
+        sin = tl.load(table + half, pair >= 0, other=0.0).to(tl.float32)
+        first, second = _turned(even, odd, cos, sin, False)
+        value = tl.reshape(tl.join(first, second), (KEY,)).to(tl.bfloat16).to(tl.float32)
+        exponent = scale_exponent(tl.max(tl.abs(value), 0))
+        page = cache + (slot // BLOCK) * page_stride
+        inside = slot % BLOCK
+        tl.store(page + inside * KEY + column, scaled_e4m3(value, exponent))
+        scale = (page + BLOCK * KEY + inside * 4).to(tl.pointer_type(tl.float32))
+        tl.store(scale, power_of_two(exponent))

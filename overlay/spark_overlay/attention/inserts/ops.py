@@ -15,8 +15,12 @@ from spark_overlay.attention.inserts.kernels import (
 )
 from spark_overlay.indexer.format import KEY_DIM, STATE_BYTES
 
-#: Heads a program rotates; rows a program writes, where there are enough of them.
-_HEADS, _MANY = 4, 512
+#: Heads a program rotates.
+_HEADS = 4
+#: Warps that write a latent's record.
+LATENT_WARPS = 4
+#: What vLLM compiles with nvcc, which contracts: whatever Triton's default is.
+CONTRACTED = {"enable_fp_fusion": True}
 
 
 class InsertError(ValueError):
@@ -56,11 +60,6 @@ def _check_cache(cache: Tensor, width: int, block: int) -> None:
     _need(cache.stride(-1) == 1 and cache.stride(0) % 2 == 0, f"cache strides {cache.stride()}")
 
 
-def _rows_each(count: int) -> tuple[int, int]:
-    """Rows of a program and its warps: as many programs as rows while those are few."""
-    return (1, 4) if count <= _MANY else (4, 4)
-
-
 def rope_quant_insert(
     latent: Tensor,
     positions: Tensor,
@@ -75,14 +74,14 @@ def rope_quant_insert(
     _need(fp8_scale is None, "records have their own scales, a tensor's scale is not theirs")
     _need(kv_cache.shape[-1] == RECORD_BYTES, f"found records of {kv_cache.shape[-1]} bytes")
     _insert(latent, kv_cache, slot_mapping, positions, cos_sin_cache, kv_cache.shape[1],
-            compress_ratio, count)  # fmt: skip
+            compress_ratio, count, window=False)  # fmt: skip
 
 
 def insert_kv(
     kv: Tensor, cache: Tensor, slots: Tensor, positions: Tensor, cos_sin: Tensor, block: int
 ) -> None:
     """The window's records: ``kv [>=T, 512]`` bf16 at ``slots [T]``, pages of ``block`` tokens."""
-    _insert(kv, cache, slots, positions, cos_sin, block, 1, slots.numel())
+    _insert(kv, cache, slots, positions, cos_sin, block, 1, slots.numel(), window=True)
 
 
 def _insert(
@@ -94,19 +93,20 @@ def _insert(
     block: int,
     ratio: int,
     count: int,
+    *,
+    window: bool,
 ) -> None:
     _check_rows("latent", rows, HEAD_DIM, count)
     _check_table(cos_sin, positions, count)
     _check_cache(cache, RECORD_BYTES, block)
     _need(rows.stride(0) == HEAD_DIM, f"rows lie {rows.stride(0)} values apart, needed {HEAD_DIM}")
     _need(ratio in (1, 2) and slots.is_contiguous(), f"ratio {ratio}; only 1 and 2 exist")
-    if count == 0:
-        return
-    each, warps = _rows_each(count)
-    write_latents[(triton.cdiv(count, each),)](
-        rows, positions, cos_sin, cos_sin.stride(0), cache, cache.stride(0), slots, count,
-        ROWS=each, BLOCK=block, RATIO=ratio, num_warps=warps, enable_fp_fusion=False,
-    )  # fmt: skip
+    if count:
+        write_latents[(count,)](
+            rows, positions, cos_sin, cos_sin.stride(0), cache, cache.stride(0), slots,
+            BLOCK=block, RATIO=ratio, WINDOW=window, num_warps=LATENT_WARPS,
+            **(CONTRACTED if window else {}),
+        )  # fmt: skip
 
 
 def rotate_queries_and_insert(
@@ -137,8 +137,8 @@ def rotate_queries_and_insert(
     if programs:
         rotate_queries_and_write[(programs,)](
             q, q.stride(0), out, kv, kv.stride(0), positions, cos_sin, cos_sin.stride(0), cache,
-            cache.stride(0), slots, tokens, count, heads, padded_heads,
-            HEADS=_HEADS, BLOCK=block, num_warps=4, enable_fp_fusion=False,
+            cache.stride(0), slots, count, heads, padded_heads,
+            HEADS=_HEADS, BLOCK=block, num_warps=4, **CONTRACTED,
         )  # fmt: skip
     return out
 
@@ -163,12 +163,9 @@ def indexer_k_norm_rope_store(
     _check_cache(k_cache, STATE_BYTES, k_cache.shape[1])
     _need(k_cache.stride(0) % 4 == 0, "a page of keys begins at a multiple of 4 bytes")
     _need(compress_ratio in (1, 2), f"ratio {compress_ratio}; only 1 and 2 exist")
-    if count == 0:
-        return
-    rows = 1 if count <= _MANY else 8
-    write_keys[(triton.cdiv(count, rows),)](
-        k_pre, k_pre.stride(0), positions, cos_sin_cache, cos_sin_cache.stride(0),
-        rms_norm_weight, rms_norm_eps, k_cache, k_cache.stride(0), kv_slot_mapping, count,
-        ROWS=rows, BLOCK=k_cache.shape[1], RATIO=compress_ratio, num_warps=rows if rows < 4 else 4,
-        enable_fp_fusion=False,
-    )  # fmt: skip
+    if count:
+        write_keys[(count,)](
+            k_pre, k_pre.stride(0), positions, cos_sin_cache, cos_sin_cache.stride(0),
+            rms_norm_weight, rms_norm_eps, k_cache, k_cache.stride(0), kv_slot_mapping,
+            BLOCK=k_cache.shape[1], RATIO=compress_ratio, num_warps=1,
+        )  # fmt: skip
