@@ -46,7 +46,7 @@ __device__ __forceinline__ void logits(Shared<KEYS, MT> &s, int stage, const uin
 #pragma unroll
         for (int m = 0; m < MT; ++m)
 #pragma unroll
-            for (int n = 0; n < N; ++n) mma(sum[n][m], q[m][step], b[n][0], b[n][1]);
+            for (int n = 0; n < N; ++n) mma_bf16(sum[n][m], q[m][step], b[n][0], b[n][1]);
     };
     float sum[N][MT][4] = {};
 #pragma unroll
@@ -184,8 +184,8 @@ __device__ __forceinline__ void outputs(const Shared<KEYS, MT> &s, int stage, fl
                     }
 #pragma unroll
                     for (int m = 0; m < MT; ++m) {
-                        mma(sum[m][2 * (c + d)], a[m], even0, even1);
-                        mma(sum[m][2 * (c + d) + 1], a[m], odd0, odd1);
+                        mma_bf16(sum[m][2 * (c + d)], a[m], even0, even1);
+                        mma_bf16(sum[m][2 * (c + d) + 1], a[m], odd0, odd1);
                     }
                 }
             }
@@ -195,8 +195,8 @@ __device__ __forceinline__ void outputs(const Shared<KEYS, MT> &s, int stage, fl
                 load_transposed(v, tile + k * 16 * PITCH + c * 32);
 #pragma unroll
                 for (int m = 0; m < MT; ++m) {
-                    mma(sum[m][2 * c], a[m], v[0], v[1]);
-                    mma(sum[m][2 * c + 1], a[m], v[2], v[3]);
+                    mma_bf16(sum[m][2 * c], a[m], v[0], v[1]);
+                    mma_bf16(sum[m][2 * c + 1], a[m], v[2], v[3]);
                 }
             }
         }
@@ -378,7 +378,7 @@ __global__ void __launch_bounds__(THREADS, 1) attend(const __grid_constant__ Lau
                     const float *x = sum[m][2 * c] + 2 * i, *y = sum[m][2 * c + 1] + 2 * i;
                     if (warp < 7) {
                         *reinterpret_cast<uint2 *>(to + c * 16 + 4 * t) =
-                            make_uint2(pack(x[0] * by, y[0] * by), pack(x[1] * by, y[1] * by));
+                            make_uint2(pack_bf16(x[0] * by, y[0] * by), pack_bf16(x[1] * by, y[1] * by));
                     } else {
                         float2 turn[2] = {};
                         if (p.cos_sin) turn[0] = turn_of(p, token, c * 8 + t), turn[1] = turn_of(p, token, c * 8 + 4 + t);
