@@ -1,7 +1,7 @@
 /* Attention's kernels of this CPU, without splits. */
-#include "many.cuh"
-
 #include "api.h"
+#include "attend.cuh"
+#include "many.cuh"
 
 namespace {
 

@@ -14,7 +14,7 @@
  * of sm_80 only. */
 #pragma once
 
-#include "attend.cuh"
+#include "tile.cuh"
 #include "unpack.cuh"
 
 namespace attention {

@@ -1,6 +1,6 @@
 /* The splits of a token's head to its output: always in the same order, so always the same bits. */
 #include "../common/launch.hpp"
-#include "attend.cuh"
+#include "finish.cuh"
 
 namespace attention {
 namespace {
