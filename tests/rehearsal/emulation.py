@@ -30,11 +30,8 @@ FLAGS = ("-std=c++20", "-O1", "-w", "-shared", "-fPIC", *APART)
 def built(name: str, folder: Path) -> Path:
     """The library of overlay/csrc/``name`` around tests/emulated/``name``.cpp. Beside the interface
     it has ``run_backwards(int)``: a CTA's threads take turns from the last to the first."""
-    shutil.copytree(OURS, folder, dirs_exist_ok=True)
-    shutil.copy(CSRC / "common/call.h", folder / "common")
-    (folder / name).mkdir()
     around = (OURS / f"{name}.cpp").read_text()
-    for file in filter(Path.is_file, (CSRC / name).iterdir()):
+    for file in (*CSRC.glob("common/*"), *(CSRC / name).rglob("*.*")):
         if file.suffix == ".cu" and f'"{file.name}"' not in around:
             continue
         text = file.read_text().replace(SHARED, "")
@@ -42,7 +39,12 @@ def built(name: str, folder: Path) -> Path:
             text, cut = re.subn(LAUNCHES, "", text, flags=re.DOTALL)
             assert cut == 1, f"{file}: {cut} places where its launches may begin, expected one"
             text += "\n}" * (text.count("{") - text.count("}"))
-        (folder / name / file.name).write_text(text)
+        copy = folder / file.relative_to(CSRC)
+        copy.parent.mkdir(exist_ok=True)
+        copy.write_text(text)
+    shutil.copytree(
+        OURS, folder, dirs_exist_ok=True
+    )  # some of its files stand in for the real ones
     flags = [*FLAGS, f"-I{folder}", f"-I{folder / name}"]
     return gxx.compiled(folder / f"{name}.cpp", folder / "emulated.so", flags)
 
