@@ -74,7 +74,11 @@ __global__ void __launch_bounds__(32 * MAX_WARPS, 2) dense_kernel(const __grid_c
     const int chunk = group * s.chunks + at.chunk;
     const int k2 = s.k2;
     uint32_t *const x = shared + p.warps * p.ring_words;
-    Stream stream = stream_at(s.trellis, s.width, k2, block0, chunk, at, shared + warp * p.ring_words);
+    Stream stream;
+    stream.stride = static_cast<int64_t>(s.width) * 128 * k2;
+    stream.from = s.trellis + (8 * block0 + at.tile0) * stream.stride + static_cast<int64_t>(chunk) * 128 * k2;
+    stream.count = at.tile1 - at.tile0;
+    stream.ring = shared + warp * p.ring_words;
     stream.x = reinterpret_cast<const uint2 *>(x) + at.tile0 * NB * 32 + lane;
     /* While the launch before ends, weights come and the first are decoded; what that launch may have
        written, inputs and scratch, is touched when it has. */

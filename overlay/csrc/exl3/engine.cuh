@@ -43,17 +43,6 @@ __device__ __forceinline__ Place place_of(const Stand &s, int warp, int blocks) 
     return at;
 }
 
-/* What a warp at `at` reads of a trellis of `width` chunks, k-blocks from `block0` on; `x` is the kernel's. */
-__device__ __forceinline__ Stream stream_at(const char *trellis, int width, int k2, int block0, int chunk, const Place &at,
-                                            uint32_t *ring) {
-    Stream stream;
-    stream.stride = static_cast<int64_t>(width) * 128 * k2;
-    stream.from = trellis + (8 * block0 + at.tile0) * stream.stride + static_cast<int64_t>(chunk) * 128 * k2;
-    stream.count = at.tile1 - at.tile0;
-    stream.ring = ring;
-    return stream;
-}
-
 /* ---- input rotation ------------------------------------------------------------------------ */
 
 /* H16 / 8 as operand B: inputs in the order in which a lane loads them (four neighbours), outputs

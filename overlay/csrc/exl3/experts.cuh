@@ -44,6 +44,18 @@ __device__ __forceinline__ Matrix table_entry(const ExpertsLaunch &p, int which,
         p.table + (static_cast<int64_t>(which) * (p.experts + p.shared) + expert) * 4));
 }
 
+/* What a warp at `at` reads of a trellis of `width` chunks: its chunk behind `first`, k-blocks from `block0`
+ * on. `x` is the kernel's to say. */
+__device__ __forceinline__ Stream stream_at(const char *trellis, int width, int k2, int block0, int first, const Place &at,
+                                            uint32_t *ring) {
+    Stream stream;
+    stream.stride = static_cast<int64_t>(width) * 128 * k2;
+    stream.from = trellis + (8 * block0 + at.tile0) * stream.stride + static_cast<int64_t>(first + at.chunk) * 128 * k2;
+    stream.count = at.tile1 - at.tile0;
+    stream.ring = ring;
+    return stream;
+}
+
 /* Table entry of a slot, or -1. */
 __device__ __forceinline__ int slot_expert(const ExpertsLaunch &p, int slot) {
     const int64_t id = p.id_bytes == 8 ? __ldcg(static_cast<const long long *>(p.ids) + slot)

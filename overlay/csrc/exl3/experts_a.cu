@@ -42,8 +42,7 @@ static __global__ void __launch_bounds__(32 * MAX_WARPS, 2) experts_a_kernel(con
         if (base) entry = table_entry(p, which, expert); /* rather than to keep it: registers are few */
         const int k2 = entry.k2;
         const Place at = place_of(stand, warp, blocks);
-        Stream stream = stream_at(entry.trellis, p.inter_blocks, k2, block0, group * p.chunks + at.chunk, at,
-                                  shared + warp * p.ring_words);
+        Stream stream = stream_at(entry.trellis, p.inter_blocks, k2, block0, group * p.chunks, at, shared + warp * p.ring_words);
         stream.x = reinterpret_cast<const uint2 *>(x) + at.tile0 * 32 + lane;
         start_stream(stream, k2, entry.codebook, lane);
         const auto row_at = [&](int row) { return p.x + row_token(p, list[base + row]) * p.x_stride + 128 * block0; };

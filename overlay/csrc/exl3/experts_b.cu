@@ -38,7 +38,7 @@ static __global__ void __launch_bounds__(32 * MAX_WARPS, 2) experts_b_kernel(con
                 if (base) entry = table_entry(p, 2, expert); /* rather than to keep it: registers are few */
                 const int k2 = entry.k2;
                 const Place at = place_of(stand, warp, blocks);
-                Stream stream = stream_at(entry.trellis, p.hidden_blocks, k2, block0, group * p.chunks + at.chunk, at,
+                Stream stream = stream_at(entry.trellis, p.hidden_blocks, k2, block0, group * p.chunks, at,
                                           shared + warp * p.ring_words);
                 start_stream(stream, k2, entry.codebook, lane);
                 if (base == 0) wait_for_previous();
