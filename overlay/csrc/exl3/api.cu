@@ -173,7 +173,7 @@ int exl3_decode(const void *trellis, int32_t in, int32_t out, int32_t k2, int32_
 
 int exl3_group_need(const exl3_shard *shards, int32_t count, int32_t rows, int32_t warps,
                     int64_t *scratch_bytes, int64_t *counters) {
-    Need need;
+    Need need = {};
     if (const int status = group_need(shards, count, rows, warps, need)) return status;
     *scratch_bytes = need.scratch;
     *counters = need.counters;
@@ -182,7 +182,7 @@ int exl3_group_need(const exl3_shard *shards, int32_t count, int32_t rows, int32
 
 int exl3_group(const exl3_shard *shards, int32_t count, int32_t rows, int32_t warps, void *scratch,
                int64_t scratch_bytes, int32_t *counters, int64_t counter_count, void *stream) {
-    Need need;
+    Need need = {};
     if (const int status = group_need(shards, count, rows, warps, need)) return status;
     if (rows == 0) return CALL_OK;
     if (scratch_bytes < need.scratch || counter_count < need.counters)
@@ -240,7 +240,7 @@ int exl3_group(const exl3_shard *shards, int32_t count, int32_t rows, int32_t wa
 }
 
 int exl3_experts_need(const exl3_experts_args *args, int64_t *scratch_bytes, int64_t *counters) {
-    ExpertsNeed need;
+    ExpertsNeed need = {};
     if (const int status = experts_need(*args, need)) return status;
     *scratch_bytes = need.partial + need.act + need.out;
     *counters = need.counters_a + need.counters_b;
@@ -250,7 +250,7 @@ int exl3_experts_need(const exl3_experts_args *args, int64_t *scratch_bytes, int
 int exl3_experts(const exl3_experts_args *args, void *scratch, int64_t scratch_bytes, int32_t *counters,
                  int64_t counter_count, void *stream) {
     const exl3_experts_args &a = *args;
-    ExpertsNeed need;
+    ExpertsNeed need = {};
     if (const int status = experts_need(a, need)) return status;
     if (a.tokens == 0) return CALL_OK;
     const int64_t bytes = need.partial + need.act + need.out, counts = need.counters_a + need.counters_b;
