@@ -12,8 +12,8 @@ _POINTERS = {
     **dict.fromkeys(("weights", "out", "tops"), "*fp32"),
     **dict.fromkeys(("table", "request", "starts", "lengths", "chosen"), "*i32"),
 }
-#: Bytes a thread may store and load besides: several rows' sums, and a choice of 2048 among 16384 by
-#: 1024 threads, do not quite fit their registers.
+#: Bytes a thread may store and load besides: several rows' sums, and a choice of 2048 among 16384
+#: by 1024 threads, do not quite fit their registers.
 _SPILLS = 1024
 _SPILLED_ROWS = {1: 0, 2: 128, 4: 256, 8: _SPILLS}
 _PLAIN = ("first_row", "rows", "requests", "width", "blocks")
