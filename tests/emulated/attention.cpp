@@ -8,14 +8,14 @@ namespace {
 using namespace attention;
 
 template <typename Kernel>
-void run(const Launch &p, unsigned grid, Kernel kernel) {
-    emulated::run(THREADS, {grid, 1, 1}, [&] { kernel(p); }, begin_memory);
+void run(const Launch &p, int threads, unsigned grid, Kernel kernel) {
+    emulated::run(threads, {grid, 1, 1}, [&] { kernel(p); }, begin_memory);
 }
 
 template <int KEYS, int MT>
 void few(const Launch &p) {
     static_assert(sizeof(Shared<KEYS, MT>) <= sizeof(memory));
-    run(p, static_cast<unsigned>(p.tokens) * ((p.heads + 16 * MT - 1) / (16 * MT)), attend<KEYS, MT>);
+    run(p, THREADS, static_cast<unsigned>(p.tokens) * ((p.heads + 16 * MT - 1) / (16 * MT)), attend<KEYS, MT>);
 }
 
 } // namespace
@@ -41,7 +41,7 @@ int attention_sparse(const attention_args *args, void *) {
     const bool wide = a.heads > 16;
     static_assert(sizeof(Many) <= sizeof(memory));
     if (a.many)
-        run(p, 2, attend_many); /* of two CTAs, so that each has several tokens */
+        run(p, Many::THREADS, 2, attend_many); /* of two CTAs, so that each has several tokens */
     else if (a.keys == 32)
         wide ? few<32, 2>(p) : few<32, 1>(p);
     else

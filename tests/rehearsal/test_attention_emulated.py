@@ -48,39 +48,56 @@ def test_the_kernel(
     emulate: Any, keys: int, many: bool, heads: int, width: int, picks: int, scales: int
 ) -> None:
     """Two sources, absent slots, heads that fill no tile, rotation; scales of one factor and of
-    two. With ``many``, a CTA takes a token of several tiles, then one without records."""
-    tokens = 3 if many else 1
+    two. With ``many``, CTAs take tokens of several tiles, of one and without records."""
+    tokens = 5 if many else 1
     window = cases.cache(5, 32, 1, "cpu", pad=64, scales=scales)
     slots = cases.slots(tokens, width, 5 * 32, 2, "cpu")
     slots[0, 3] = -1
-    lengths = torch.tensor([width - 1, 7, 0], dtype=torch.int32)[:tokens]
+    lengths = torch.tensor([width - 1, 7, 0, width, 1], dtype=torch.int32)[:tokens]
     sources = [Source(window, slots, lengths)]
     if picks:
         chosen = cases.slots(tokens, picks, 3 * 48, 3, "cpu")
         chosen[0, ::5] = -1
-        chosen[2:] = -1
+        chosen[2:3] = -1
         sources.append(Source(cases.cache(3, 48, 2, "cpu"), chosen))
     q = cases.queries(tokens, heads, 3, "cpu") * 2.0 ** (118 - scales)
     sink = torch.randn(heads)
-    turn = (torch.randn(40, 64), torch.tensor([7, 0, 39]))
+    turn = (torch.randn(40, 64), torch.tensor([7, 0, 39, 2, 5])[:tokens])
     out = torch.full_like(q, math.nan)
     emulate(q, sources, sink, 0.03, out, turn, plan.Cuda(keys, 1, many))
     right = reference.sparse_mla(q, sources, sink, 0.03, unrotate=turn)
     assert (out.double() - right).abs().max() <= cases.tolerance(right)
-    assert not out[2:].any()
+    assert not out[2:3].any()
 
 
 @pytest.mark.parametrize("many", [False, True])
 def test_a_nan_code_makes_the_token_nan(emulate: Any, many: bool) -> None:
-    window = cases.cache(2, 32, 1, "cpu")
-    window.view(2, -1)[0, 5 * 576 + 200] = 0xFF
-    slots = torch.arange(10, dtype=torch.int32)[None]
-    q, sink = cases.queries(1, 8, 3, "cpu"), torch.zeros(8)
-    out = torch.zeros_like(q)
-    emulate(
-        q, [Source(window, slots)], sink, 0.03, out, None, plan.Cuda(64 if many else 32, 1, many)
-    )
-    assert out.isnan().all()
+    for code in (0x7F, 0xFF):
+        window = cases.cache(2, 32, 1, "cpu")
+        window.view(2, -1)[0, 5 * 576 + 200] = code
+        slots = torch.arange(10, dtype=torch.int32)[None]
+        q, sink = cases.queries(1, 8, 3, "cpu"), torch.zeros(8)
+        out, shape = torch.zeros_like(q), plan.Cuda(64 if many else 32, 1, many)
+        emulate(q, [Source(window, slots)], sink, 0.03, out, None, shape)
+        assert out.isnan().all()
+
+
+@pytest.mark.parametrize("many", [False, True])
+def test_every_code_is_what_it_says(emulate: Any, many: bool) -> None:
+    """A token of one record and no logit beside it: its value, each finite code, at scales of one
+    factor and of two."""
+    codes = torch.tensor([c for c in range(256) if c & 0x7F != 0x7F], dtype=torch.uint8)
+    q, sink = torch.zeros(1, 8, 512).bfloat16(), torch.full((8,), -math.inf)
+    slots = torch.tensor([[1]], dtype=torch.int32)
+    for scale in (1, 100, 134, 135, 140):
+        window = torch.zeros(1, 32, 584, dtype=torch.uint8)
+        records, scales = window.view(-1)[: 32 * 576].view(32, 576), window.view(-1)[32 * 576 :]
+        records[1, :448] = codes.repeat(2)[:448]
+        scales.view(32, 8)[:, :7] = scale
+        out, shape = torch.full_like(q, math.nan), plan.Cuda(64 if many else 32, 1, many)
+        emulate(q, [Source(window, slots)], sink, 0.03, out, None, shape)
+        right = reference.sparse_mla(q, [Source(window, slots)], sink, 0.03)
+        assert torch.equal(out, right.to(out.dtype))
 
 
 @pytest.mark.parametrize("many", [False, True])

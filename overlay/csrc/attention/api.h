@@ -47,7 +47,7 @@ typedef struct {
     int32_t keys;           /* of a tile: 32 or 64 */
     int32_t splits;         /* 1 to ATTENTION_MAX_SPLITS */
     float scale;            /* of logits */
-    int32_t many;           /* 1: the form for many tokens: tiles of 64, no splits, 208 KB of shared memory */
+    int32_t many;           /* 1: the form for many tokens: tiles of 64, no splits, 215 KB of shared memory */
 } attention_args;
 
 EXPORTED int attention_abi(void);

@@ -121,7 +121,19 @@ __device__ __forceinline__ uint32_t shift64(uint32_t lo, uint32_t hi, uint32_t b
     return static_cast<uint32_t>(((static_cast<uint64_t>(hi) << 32) | lo) >> by);
 }
 
-/* ---- between CTAs and launches ----------------------------------------------------------------- */
+/* Each nibble of the selector names one of four bytes; with its highest bit set, the byte's sign eight times. */
+__device__ __forceinline__ uint32_t permute(uint32_t from, uint32_t selector) {
+    uint32_t d;
+    asm("prmt.b32 %0, %1, 0, %2;" : "=r"(d) : "r"(from), "r"(selector));
+    return d;
+}
+
+/* ---- between warps, CTAs and launches ----------------------------------------------------------- */
+
+/* `threads` of the CTA meet; `number` 1 to 15, 0 is __syncthreads'. */
+__device__ __forceinline__ void meet(int number, int threads) {
+    asm volatile("bar.sync %0, %1;" ::"r"(number), "r"(threads) : "memory");
+}
 
 /* What was there before; other CTAs' writes before their addition are visible after this one. */
 __device__ __forceinline__ int add_and_order(int *at, int by) {

@@ -1,6 +1,7 @@
 /* csrc/common/ptx.cuh on the host: the instructions by their definitions. Dynamic shared memory is an array,
  * an address of it an offset. A copy (cp.async) arrives when its thread waits for it, no sooner: who reads
- * before that finds what was there. */
+ * before that finds what was there. With threads that take turns backwards it arrives at once: who still
+ * reads what was there finds it gone. */
 #pragma once
 
 #include <cuda_bf16.h>
@@ -39,6 +40,7 @@ inline void copy(uint32_t to, const void *from, bool there, uint32_t bytes) {
     Copies &mine = copies[threadIdx.x];
     Copy one{to, bytes, mine.group, {}};
     if (there) std::memcpy(one.value, from, bytes);
+    if (emulated::backwards) std::memcpy(memory + to, one.value, bytes);
     mine.under_way.push_back(one);
 }
 inline void copy16(uint32_t to, const void *from, bool there) { copy(to, from, there, 16); }
@@ -128,6 +130,23 @@ inline float power(float x) { return std::exp2(x); }
 
 inline uint32_t pack_bf16(float low, float high) {
     return emulated::rounded(low) | static_cast<uint32_t>(emulated::rounded(high)) << 16;
+}
+
+inline uint32_t permute(uint32_t from, uint32_t selector) {
+    uint32_t found = 0;
+    for (int i = 0; i < 4; ++i) {
+        const uint32_t which = selector >> 4 * i & 15, byte = (which & 7) < 4 ? from >> 8 * (which & 7) & 0xff : 0;
+        found |= (which & 8 ? (byte & 0x80 ? 0xffu : 0u) : byte) << 8 * i;
+    }
+    return found;
+}
+
+/* ---- between warps and launches ---------------------------------------------------------------- */
+
+inline emulated::Meeting meetings[16];
+inline void meet(int number, int threads) {
+    meetings[number].expected = threads;
+    meetings[number].wait();
 }
 
 inline void let_next_start() {}

@@ -27,7 +27,7 @@ class Shape:
 class Cuda:
     """The library's kernel: ``keys`` of a tile (32 or 64), CTAs a token (``splits``); ``many``: the
     form in which a CTA takes whole tokens one after the other, tiles of 64, where a CTA may have
-    208 KB of shared memory (SM90, SM100)."""
+    215 KB of shared memory (SM90, SM100)."""
 
     keys: int
     splits: int
