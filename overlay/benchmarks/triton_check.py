@@ -147,6 +147,7 @@ def check(archs: Sequence[int], only: Sequence[str] = (), jobs: int | None = Non
         for index, one in enumerate(importlib.import_module(package).kernels())
         if not only or any(name in package or name in one.name for name in only)
         for arch in archs
+        if arch >= one.since
     ]
     if not work:
         raise SystemExit(f"no kernel is named {', '.join(only) or 'at all'}")

@@ -12,7 +12,7 @@ from typing import Any
 class Compiled:
     """``signature``: Triton's type of every argument that is no constant (``*fp32``, ``i32``);
     ``plain``: those of them that need not be multiples of 16. ``spills``: bytes that a thread may
-    store and load besides, with the reason where it is set."""
+    store and load besides, with the reason where it is set. ``since``: the oldest GPU it is for."""
 
     name: str
     kernel: Any
@@ -22,3 +22,4 @@ class Compiled:
     stages: int = 3
     plain: tuple[str, ...] = field(default=())
     spills: int = 0
+    since: int = 80

@@ -8,11 +8,14 @@ import math
 import pytest
 
 torch = pytest.importorskip("torch")
+pytest.importorskip("triton")
 
 from gpu import attention_cases as cases  # noqa: E402
+from gpu import late  # noqa: E402
 from spark_overlay.attention import format as fmt  # noqa: E402
 from spark_overlay.attention import kernels  # noqa: E402
 from spark_overlay.attention.kernels import reference  # noqa: E402
+from spark_overlay.early import starts_early  # noqa: E402
 
 pytestmark = [
     pytest.mark.gpu,
@@ -68,6 +71,78 @@ def test_gather_reads_no_more_than_it_is_asked_for() -> None:
         out["far"][0, : 4 * 64 - 9].isfinite().all() and out["far"][0, 4 * 64 - 9 :].isnan().all()
     )
     assert torch.equal(cases.bits(out["near"]), cases.bits(out["far"]))
+
+
+class Numbers:
+    """All that a gather reads, in one tensor of int32: ``[64]`` and 50 pages of 64 records."""
+
+    def __init__(self, seed: int, lengths: list[int], counts: list[int]) -> None:
+        pages = cases.cache(50, 64, seed, GPU).reshape(-1).view(torch.int32)
+        table = torch.randint(0, 50, (27,), device=GPU, generator=cases.made(seed, GPU)).int()
+        ours = torch.zeros(64, dtype=torch.int32, device=GPU)
+        ours[:27], ours[32:35] = table, torch.tensor(lengths, device=GPU)
+        ours[40:43] = torch.tensor(counts, device=GPU)
+        self.all = torch.cat([ours, pages])
+
+    def parts(self) -> tuple[torch.Tensor, ...]:
+        """Cache, lengths, counts, table."""
+        cache = self.all[64:].view(torch.uint8).view(50, 64, 584)
+        return cache, self.all[32:35], self.all[40:43], self.all[:27].view(3, 9)
+
+
+class Follows:
+    """Gathers behind launches that let them start at once and end late. First such a launch writes
+    all that two gathers read, then another reads what a gather writes."""
+
+    def __init__(self) -> None:
+        self.fresh = Numbers(5, [576, 1, 200], [300, 1, 64])
+        self.stale = Numbers(6, [200, 70, 3], [150, 70, 3])
+        self.held = Numbers(7, [1, 1, 1], [1, 1, 1])
+        self.clock = torch.zeros(1, dtype=torch.int32, device=GPU)
+        self.out, self.again, self.seen = (
+            torch.zeros(3, 400, 512, dtype=torch.bfloat16, device=GPU) for _ in range(3)
+        )
+        self.peeked = torch.zeros(late.WORDS, dtype=torch.int32, device=GPU)
+
+    def work(self) -> None:
+        self.held.all.copy_(self.stale.all)
+        late.copy(self.held.all, self.fresh.all, self.clock)
+        late.peek(self.peeked, self.held.all)
+        self.held.all.copy_(self.stale.all)
+        for out in (self.out, self.again, self.seen):
+            out.fill_(math.nan)
+        late.copy(self.held.all, self.fresh.all, self.clock)
+        kernels.gather(self.out, *self.held.parts())
+        kernels.gather(self.again, *self.held.parts(), 17)
+        words = (one.view(torch.int32).view(-1) for one in (self.seen, self.out))
+        late.copy(*words, self.clock)
+        kernels.gather(self.out, *self.stale.parts())
+
+    def judge(self) -> None:
+        right = torch.full_like(self.out, math.nan)
+        again = right.clone()
+        reference.gather(right, *self.fresh.parts())
+        reference.gather(again, *self.fresh.parts(), 17)
+        assert torch.equal(cases.bits(self.seen), cases.bits(right))
+        assert torch.equal(cases.bits(self.again), cases.bits(again))
+        reference.gather(right, *self.stale.parts())
+        assert torch.equal(cases.bits(self.out), cases.bits(right))
+
+
+def test_gather_waits_for_the_launch_before_it() -> None:
+    case = Follows()
+    case.work()
+    case.judge()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        case.work()
+    for _ in range(3):
+        graph.replay()
+        case.judge()
+    # Where launches start early one that does not wait must have seen what was there before.
+    early = starts_early(case.out.device)
+    before = case.stale.all if early else case.fresh.all
+    assert torch.equal(case.peeked, before[: late.WORDS]), "no launch started early: nothing shown"
 
 
 @pytest.mark.parametrize("ratio", [0, 1, 2])

@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -18,8 +19,9 @@ import torch
 from gpu import attention_cases as cases
 from torch import Tensor
 
+from spark_overlay import early
 from spark_overlay.attention import kernels
-from spark_overlay.attention.kernels import Source, plan, reference
+from spark_overlay.attention.kernels import Source, plan, records, reference
 
 pytestmark = [pytest.mark.rehearsal, pytest.mark.usefixtures("vllm")]
 ROOT = Path(__file__).resolve().parents[2]
@@ -136,6 +138,45 @@ def test_gather_is_vllms_bit_for_bit() -> None:
     assert torch.equal(bits(whole), bits(theirs)) and whole[1].isnan().all()
 
 
+@pytest.mark.parametrize(("counts", "offset"), [(None, 0), ((70, 0, 1, 37, 9), 5)])
+def test_gather_of_ragged_requests(counts: tuple[int, ...] | None, offset: int) -> None:
+    """Full, empty, of one record, and two with stale entries behind their own; the table is a part
+    of a wider one."""
+    cache = cases.cache(9, 32, 4, "cpu", pad=16)
+    lengths = torch.tensor([96, 0, 1, 65, 32], dtype=torch.int32)
+    table = torch.randint(0, 9, (6, 5), dtype=torch.int32)
+    table[:, 3:] = 1 << 30
+    table[1, :3], table[2, 1:3], table[4, 1], table[4, 2] = -1, 1 << 30, -1, 1 << 30
+    found = torch.full((5, 110, 528), math.nan).bfloat16()
+    right = found.clone()
+    some = None if counts is None else torch.tensor(counts, dtype=torch.int32)
+    most = 96 if counts is None else 70
+    kernels.gather(found[..., :512], cache, lengths, some, table[:, :3], offset, most)
+    reference.gather(right[..., :512], cache, lengths, some, table[:, :3], offset)
+    assert torch.equal(bits(found), bits(right)) and found[0, offset : offset + most].any()
+
+
+@pytest.mark.parametrize("capability", [None, (8, 9), (9, 0), (12, 1)])
+def test_gather_starts_early_from_sm90_on(
+    capability: tuple[int, int] | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given: dict[str, Any] = {}
+    device = torch.device("cpu" if capability is None else "cuda:7")
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: capability)
+    monkeypatch.setattr(early, "starts_early", early.starts_early.__wrapped__)
+    monkeypatch.setattr(records, "starts_early", lambda _: early.starts_early(device))
+    monkeypatch.setattr(records, "_gather", {(1, 2): lambda *_, **named: given.update(named)})
+    one, table = torch.ones(1, dtype=torch.int32), torch.zeros(1, 1, dtype=torch.int32)
+    out, cache = torch.zeros(1, 9, 512).bfloat16(), cases.cache(1, 32, 1, "cpu")
+    records.gather(out, cache, one, None, table)
+    named = {"EARLY": True, "launch_pdl": True}
+    assert given["ROWS"] == records.ROWS
+    if capability is not None and capability >= (9, 0):
+        assert named.items() <= given.items()
+    else:
+        assert not named.keys() & given.keys()
+
+
 def combined(ratio: int) -> tuple[Any, ...]:
     """Ragged, an empty request, a base, stale entries, a window that replay cut, positions below
     zero."""
@@ -198,17 +239,45 @@ def test_whole_tokens_are_taken_one_after_the_other_where_a_cta_has_room_for_it(
                 assert one == plan.Cuda(64, 1, many=True) if expected else not one.many
 
 
-def test_they_compile_for_the_smallest_gpu() -> None:
-    """SM86: no fp8 instruction, few spills, at most 99 KB of shared memory. All GPUs:
-    overlay/benchmarks/triton_check.py."""
-    env = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}
-    argv = [str(ROOT / "overlay/benchmarks/triton_check.py"), "--json", "--jobs", "1"]
+COMPILED = """
+import json, sys
+from dataclasses import asdict
+sys.path.insert(1, {folder!r})
+import triton_check
+from spark_overlay.attention.kernels.compiled import kernels
+found = triton_check.check([86], [{name!r}], 1)
+rows = [{{**asdict(one), "faults": one.faults()}} for one in found]
+(early,) = (one for one in kernels() if one.name == "gather, early")
+print(json.dumps({{"rows": rows, "early": triton_check.build(early, 90).asm["ptx"]}}))
+"""
+
+
+@pytest.fixture(scope="module")
+def compiled() -> dict[str, Any]:
+    """Every kernel for SM86, and the PTX of the gather that starts early, for SM90."""
+    code = COMPILED.format(folder=str(ROOT / "overlay/benchmarks"), name="attention.kernels")
     ran = subprocess.run(
-        [sys.executable, "-W", "ignore", *argv, "--arch", "86", "attention.kernels"],
-        env=env, capture_output=True, text=True, timeout=300,
+        [sys.executable, "-W", "ignore", "-c", code],
+        env={k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"},
+        capture_output=True, text=True, timeout=300,
     )  # fmt: skip
     assert ran.returncode == 0, (ran.stdout + ran.stderr)[-4000:]
-    found = json.loads(ran.stdout)
-    assert found["right"] and [one["kernel"] for one in found["kernels"]] == [
-        "attend", "reduce", "gather", "combine", "chosen"
-    ]  # fmt: skip
+    return dict(json.loads(ran.stdout))
+
+
+def test_they_compile_for_the_smallest_gpu(compiled: dict[str, Any]) -> None:
+    """SM86: no fp8 instruction, few spills, at most 99 KB of shared memory. All GPUs:
+    overlay/benchmarks/triton_check.py."""
+    found = compiled["rows"]
+    assert not any(one["faults"] for one in found)
+    assert [one["kernel"] for one in found] == ["attend", "reduce", "gather", "combine", "chosen"]
+
+
+def test_a_gather_that_starts_early_touches_nothing_before_it_has_waited(
+    compiled: dict[str, Any],
+) -> None:
+    found = re.findall(
+        r"griddepcontrol\.\w+|\b(?:ld|st|prefetch|cp|red|atom)\.\S*global", compiled["early"]
+    )
+    assert found[:2] == ["griddepcontrol.launch_dependents", "griddepcontrol.wait"], found
+    assert found.count("griddepcontrol.wait") == 1 and any(o.startswith("st") for o in found[2:])

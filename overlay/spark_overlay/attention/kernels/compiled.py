@@ -17,19 +17,27 @@ _TYPES = {
     ),
     "positions": "*i64", "scale": "fp32",
 }  # fmt: skip
-_PLAIN = ("scale", "tokens", "heads", "offset", "rows", "compressed", "pages", "requests")
+_PLAIN = (
+    "scale", "tokens", "heads", "offset", "rows", "compressed", "pages", "requests", "columns",
+)  # fmt: skip
 #: ``attend`` keeps 64 KB of sums in registers: some of the rest is spilled within its loop. It
 #: serves where the CUDA library is not.
 _SPILLS = 2048
 
 
 def _made(
-    name: str, kernel: Any, constants: dict[str, Any], warps: int, spills: int = 0, **types: str
+    name: str,
+    kernel: Any,
+    constants: dict[str, Any],
+    warps: int,
+    spills: int = 0,
+    since: int = 80,
+    **types: str,
 ) -> Compiled:
     known = {**_TYPES, **types}
     signature = {n: known.get(n, "i32") for n in kernel.arg_names if n not in constants}
     plain = tuple(n for n in _PLAIN if n in signature and signature[n][0] != "*")
-    return Compiled(name, kernel, signature, constants, warps, 1, plain, spills)
+    return Compiled(name, kernel, signature, constants, warps, 1, plain, spills, since)
 
 
 def kernels() -> list[Compiled]:
@@ -40,14 +48,16 @@ def kernels() -> list[Compiled]:
     form = dict(HEADS=chosen.heads, KEYS=chosen.keys, TURN=True, PTX=True, SPLITS=chosen.splits)
     split = dict(SPLITS=20, HEADS=plan.REDUCE_HEADS, TURN=True)
     rows = dict(
-        HAS_LENGTHS=True, BLOCK=64, ALIGN=16, OUT_ALIGN=8, ROWS=records.ROWS, STORE=records.STORE
-    )
+        HAS_LENGTHS=True, BLOCK=64, ALIGN=16, OUT_ALIGN=8, ROWS=records.ROWS, STORE=records.STORE,
+        EARLY=False,
+    )  # fmt: skip
     row = dict(TOPK=512, RATIO=1, WINDOW=128, WIDTH=640, REQUESTS=4, TOKENS=indices.TOKENS)
     states = dict(STATES=64, WIDTH=512, PADDED=512)
     return [
         _made("attend", tiles.attend, {**sources, **form}, chosen.warps, _SPILLS),
         _made("reduce", tiles.reduce, split, plan.REDUCE_WARPS),
         _made("gather", records._gather, rows, records.WARPS),
+        _made("gather, early", records._gather, {**rows, "EARLY": True}, records.WARPS, since=90),
         _made("combine", indices._combine, row, indices.WARPS, requests="i32"),
         _made("chosen", indices._chosen, states, 4, requests="*i32", out="*i32"),
     ]
