@@ -156,12 +156,6 @@ def survey(
     )
 
 
-def local_interfaces(node: Node) -> tuple[Interface, ...] | Missing:
-    """Of the machine the launcher runs on: all that is needed to see whether HEAD_IP is here."""
-    found: tuple[Interface, ...] | Missing = batch.one(node, InterfacesFact())
-    return found
-
-
 def kernel_log(node: Node) -> KernelLog | Missing:
     found: KernelLog | Missing = batch.one(node, KernelLogFact(), 20.0)
     return found

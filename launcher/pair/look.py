@@ -17,7 +17,8 @@ from launcher.facts.base import Missing
 from launcher.facts.packs import Packs
 from launcher.facts.probes import ReadSpeed
 from launcher.findings import Finding
-from launcher.link import Link, Wanted, find, head_ip
+from launcher.here import head_ip, local_interfaces
+from launcher.link import Link, Wanted, find
 from launcher.nodes.base import Node
 from launcher.nodes.daemon import daemon
 from launcher.nodes.local import LocalNode
@@ -94,7 +95,7 @@ class Seen:
 def elsewhere(pair: Pair) -> list[Finding]:
     """Whether this machine is not the head. Asked before any contact with the worker."""
     settings = pair.settings
-    here = survey.local_interfaces(pair.head)
+    here = local_interfaces(pair.head)
     wrong = head_ip(settings.text("HEAD_IP"), here)
     if wrong:
         return wrong
@@ -143,7 +144,7 @@ def _cut_packets(pair: Pair) -> list[Finding]:
     settings = pair.settings
     address = settings.text("WORKER_IP")
     carries = carrier(
-        Side(settings.text("HEAD_IP"), prefix="HEAD"), "head", survey.local_interfaces(pair.head)
+        Side(settings.text("HEAD_IP"), prefix="HEAD"), "head", local_interfaces(pair.head)
     )
     if isinstance(carries, Finding):
         return []

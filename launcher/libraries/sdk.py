@@ -1,0 +1,23 @@
+"""Docker's SDK. Its own ssh is paramiko's, half of what it would load; ours is in nodes.daemon."""
+
+from __future__ import annotations
+
+from launcher.libraries import without
+
+with without("paramiko"):
+    import docker
+    from docker.constants import DEFAULT_DOCKER_API_VERSION
+    from docker.errors import APIError, DockerException, ImageNotFound, NotFound
+    from docker.transport.basehttpadapter import BaseHTTPAdapter
+    from docker.utils import version_lt
+
+__all__ = [
+    "DEFAULT_DOCKER_API_VERSION",
+    "APIError",
+    "BaseHTTPAdapter",
+    "DockerException",
+    "ImageNotFound",
+    "NotFound",
+    "docker",
+    "version_lt",
+]
