@@ -11,6 +11,7 @@ from launcher.nodes import daemon
 from launcher.nodes.base import Done, Node
 from launcher.nodes.local import LocalNode
 from launcher.nodes.ssh import SshNode
+from launcher.together import together
 
 # Arrives unchanged through any POSIX shell; csh and fish read it otherwise.
 HARD = "a b\t'\"\\n $HOME $(id) `id` !x *\nü"
@@ -23,7 +24,13 @@ def prove(node: SshNode, local: Node | None = None) -> list[Finding]:
         found = commands(node)
     except LauncherError as error:
         found = [_finding(error)]
-    return found or [*copies(node, local or LocalNode()), *containers(node)]
+    if found:
+        return found
+
+    def ask(which: str) -> list[Finding]:
+        return copies(node, local or LocalNode()) if which == "rsync" else containers(node)
+
+    return [each for found in together(ask, ("rsync", "docker")) for each in found]
 
 
 def commands(node: SshNode) -> list[Finding]:
