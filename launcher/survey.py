@@ -113,9 +113,11 @@ def survey(
     *,
     names: Sequence[str] = (),
     no_docker: str = "no connection to the Docker daemon",
+    gone: LauncherError | None = None,
     now: Callable[[], float] = time.time,
 ) -> Survey:
-    """Ask one node everything. ``names``: our containers', which are inspected like labelled ones.
+    """Ask one node everything. ``names``: our containers', which are inspected like labelled ones;
+    ``gone``: what a node that runs no command has said, which is not asked again.
 
     Never raises for what the node or its daemon answers, nor when they do not.
     """
@@ -125,6 +127,8 @@ def survey(
         before = now()
         lost: Finding | None = None
         try:
+            if gone is not None:
+                raise gone
             found = batch.ask(node, FACTS, [*asked, *paths.disks])
         except LauncherError as error:
             lost = Finding(f"{name}: {error.found}", error.needed, error.do_next, topic="node")

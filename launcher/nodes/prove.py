@@ -19,12 +19,9 @@ SECONDS = 20.0
 
 
 def prove(node: SshNode, local: Node | None = None) -> list[Finding]:
-    """A finding for each client that does not work; one alone when no command runs there."""
-    try:
-        found = commands(node)
-    except LauncherError as error:
-        found = [_finding(error)]
-    if found:
+    """A finding for each client that does not work. Raises LauncherError when no command runs
+    there, and each who asked again would wait as long for nothing."""
+    if found := commands(node):
         return found
 
     def ask(which: str) -> list[Finding]:
@@ -57,7 +54,7 @@ def copies(node: SshNode, local: Node) -> list[Finding]:
         done = local.run(argv, timeout=SECONDS)
     except LauncherError as error:
         if "could not be started" not in error.found:
-            return [_finding(error)]
+            return [finding(error)]
         return [Finding("no rsync on this machine", "rsync", "sudo apt install rsync", topic="ssh")]
     return [] if done.status == 0 else [_rsync_failed(node, done)]
 
@@ -80,9 +77,9 @@ def containers(node: SshNode) -> list[Finding]:
         client = daemon.daemon(node.endpoint, node.folder, include=node.include)
         client.close()
     except LauncherError as error:
-        return [_finding(error)]
+        return [finding(error)]
     return []
 
 
-def _finding(error: LauncherError) -> Finding:
+def finding(error: LauncherError) -> Finding:
     return Finding(error.found, error.needed, error.do_next, topic="ssh")

@@ -22,7 +22,7 @@ from launcher.link import Link, Wanted, find
 from launcher.nodes.base import Node
 from launcher.nodes.daemon import daemon
 from launcher.nodes.local import LocalNode
-from launcher.nodes.prove import prove
+from launcher.nodes.prove import finding, prove
 from launcher.nodes.ssh import SshNode
 from launcher.pair import reach
 from launcher.preflight import Given, Need, check
@@ -119,12 +119,17 @@ def see(pair: Pair) -> Seen:
     head_place = place_of(settings, "head", str(Path.home()))
     with ThreadPoolExecutor(2) as pool:
         head = pool.submit(_survey, pair, "head", head_place)
-        ways = prove(pair.worker)
-        lost = _unreached(pair) if ways else True
-        if ways:
-            ways = [*_cut_packets(pair), *ways]
-        place = place_of(settings, "worker", _home(pair)) if not (ways and lost) else None
-        worker = _survey(pair, "worker", place)
+        lost: LauncherError | None = None
+        try:
+            ways = prove(pair.worker)
+        except LauncherError as error:
+            ways, lost = [finding(error)], error
+        if ways and (cut := _cut_packets(pair)):
+            # What else is asked of the worker would hang, too.
+            lost = lost or LauncherError(cut[0].found, cut[0].needed, cut[0].mend)
+            ways = [*cut, *ways]
+        place = None if lost else place_of(settings, "worker", _home(pair))
+        worker = _survey(pair, "worker", place, lost)
         both = head.result(), worker
     needs = tuple(_needs(each) if each else () for each in (head_place, place))
     given = Given.of(
@@ -157,14 +162,6 @@ def _cut_packets(pair: Pair) -> list[Finding]:
     return dont_fragment([tried])
 
 
-def _unreached(pair: Pair) -> bool:
-    """Whether no command runs on the worker: what else is wrong there cannot be asked."""
-    try:
-        return pair.worker.run(["true"], timeout=10.0).status != 0
-    except LauncherError:
-        return True
-
-
 def _home(pair: Pair) -> str:
     asked = pair.settings.text("WORKER_HOME")
     try:
@@ -179,7 +176,9 @@ def _needs(place: NodePlace) -> tuple[Need, ...]:
     return (Need(place.cache_root, CACHE_BYTES, "caches of compiled kernels"), *elsewhere)
 
 
-def _survey(pair: Pair, role: str, place: NodePlace | None) -> Survey:
+def _survey(
+    pair: Pair, role: str, place: NodePlace | None, lost: LauncherError | None = None
+) -> Survey:
     node: Node = pair.head if role == "head" else pair.worker
     paths = Paths()
     if place is not None:
@@ -198,7 +197,9 @@ def _survey(pair: Pair, role: str, place: NodePlace | None) -> Survey:
     names = (pair.at.head if role == "head" else pair.at.worker,)
     image = pair.settings.text("IMAGE")
     try:
-        return survey.survey(role, node, client, paths, image, names=names, no_docker=why)
+        return survey.survey(
+            role, node, client, paths, image, names=names, no_docker=why, gone=lost
+        )
     finally:
         if client is not None:
             client.close()
