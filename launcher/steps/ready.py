@@ -60,7 +60,8 @@ class Ready(Step):
             left = limit - (self.clock() - began)
             fault: str | None = "a node does not answer"
             if decided is None:
-                fault = health.api_fault(api, deployment.served_model_name, API_TIME, self.clock)
+                within = min(API_TIME, max(1.0, left))
+                fault = health.api_fault(api, deployment.served_model_name, within, self.clock)
             if fault is None:
                 within = max(1.0, min(TOKEN_TIME, left))
                 fault = health.token_fault(api, deployment.served_model_name, within)
