@@ -133,11 +133,6 @@ def end(ctx: Context) -> list[RankStatus]:
     return before
 
 
-def _ended(runtime: Runtime, rank: RankStatus, grace: float) -> RankStatus:
-    """A node that has just given no answer is not waited for again."""
-    return rank if rank.state == "unreachable" else runtime.stop(rank.role, grace)
-
-
 def stop_all(
     store: Store, runtime: Runtime, record: Record, console: Console, grace: float = GRACE
 ) -> list[RankStatus]:
@@ -156,7 +151,7 @@ def stop_all(
     for rank in running:
         record.event("stop", "stopping", role=rank.role, pid=rank.pid)
         console.say(f"  ending the {rank.role} (pid {rank.pid})")
-    after = together(lambda rank: _ended(runtime, rank, grace), before)
+    after = together(lambda role: runtime.stop(role, grace), ROLES)
     lost = [rank for rank in after if rank.state == "unreachable"]
     if lost:  # the deployment stays recorded, to be ended later
         raise LauncherError(
