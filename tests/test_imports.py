@@ -8,6 +8,7 @@ if __name__ == "__main__":  # before the imports below, which this Python may la
     main(__file__)
 
 import json
+import os
 import re
 import subprocess
 import sys
@@ -28,10 +29,11 @@ print(json.dumps([status, sorted(sys.modules)]))
 """
 
 
-def loaded(code: str, *words: str) -> tuple[int, set[str]]:
+def loaded(code: str, *words: str, docker: str = "") -> tuple[int, set[str]]:
     """The status that a program printed last, and the modules that it had loaded by then."""
     argv = [sys.executable, "-c", code, *words]
-    ran = subprocess.run(argv, cwd=ROOT, capture_output=True, text=True, check=True)
+    environ = {**os.environ, "DOCKER_HOST": docker}
+    ran = subprocess.run(argv, cwd=ROOT, env=environ, capture_output=True, text=True, check=True)
     status, modules = json.loads(ran.stdout.splitlines()[-1])
     return status, set(modules)
 
@@ -79,6 +81,8 @@ print(json.dumps([0, first] if sys.argv[1] == "first" else [0, sorted(sys.module
     daemons, node = (loaded(code, which)[1] for which in ("first", "then"))
     assert "docker" in daemons and "paramiko" not in daemons
     assert "paramiko" in node and "invoke" not in node
+    # The head's own daemon may be asked by the SDK's ssh, where the user says so.
+    assert "paramiko" in loaded(code, "first", docker="ssh://head")[1]
 
 
 def test_the_libraries_come_from_one_place() -> None:
