@@ -6,8 +6,8 @@ set -eu
 
 root=$(CDPATH='' cd -- "$(dirname -- "$0")" && pwd -P)
 cd -- "$root"
-# Variables that would lend another Python's modules to ours.
-unset PYTHONPATH PYTHONHOME PYTHONSAFEPATH
+# Variables that would lend another Python's modules to ours, or have every start compile them.
+unset PYTHONPATH PYTHONHOME PYTHONSAFEPATH PYTHONDONTWRITEBYTECODE
 
 venv=.venv
 log=logs/venv.log

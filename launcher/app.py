@@ -5,22 +5,31 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from launcher.console import Console
 from launcher.errors import UsageError
-from launcher.pair import reach
 from launcher.record import Record, Secrets, Unkept, in_addresses, open_run
-from launcher.runtimes.base import Runtime
-from launcher.runtimes.process import ProcessRuntime
 from launcher.settings.load import load
 from launcher.settings.rehearsal import PROFILE
 from launcher.settings.secret import Secret
 from launcher.settings.values import Settings
 from launcher.state import Store
-from launcher.steps.base import Context, Step
+
+if TYPE_CHECKING:  # the rule of launcher.verbs
+    from launcher.pair.reach import Reach
+    from launcher.runtimes.base import Runtime
+    from launcher.steps.base import Context, Step
 
 REHEARSAL, PAIR = "rehearsal", "pair"
-Builder = Callable[["App", Settings, Record], tuple[Context, Sequence[Step]]]
+Builder = Callable[["App", Settings, Record], "tuple[Context, Sequence[Step]]"]
+
+
+def rehearsal(app: App, settings: Settings, record: Record) -> tuple[Context, Sequence[Step]]:
+    """The rehearsal's own builder."""
+    from launcher.rehearsal import build
+
+    return build(app, settings, record)
 
 
 @dataclass
@@ -95,8 +104,12 @@ class App:
         Raises UsageError for one that this version cannot reach.
         """
         if deployment == REHEARSAL:
+            from launcher.runtimes.process import ProcessRuntime
+
             return ProcessRuntime(self.root, self.logs, self.environ)
         if deployment == PAIR:
+            from launcher.pair import reach
+
             return reach.runtime(self.reach(), self.logs, patience=patience)
         raise UsageError(
             f"the deployment recorded in {self.store.path} is named {deployment}",
@@ -104,12 +117,14 @@ class App:
             "use the version of the launcher that started it",
         )
 
-    def reach(self) -> reach.Reach:
+    def reach(self) -> Reach:
         """How the pair's containers are reached."""
+        from launcher.pair.reach import Reach
+
         recorded = self.store.load().deployment
         if recorded is not None and recorded.name == PAIR:
             try:
-                return reach.Reach.of_record(recorded.reach)
+                return Reach.of_record(recorded.reach)
             except (KeyError, TypeError) as error:
                 raise UsageError(
                     f"the pair recorded in {self.store.path} does not say where its ranks are"
@@ -119,4 +134,4 @@ class App:
                     " ./start.sh stop finds what this checkout started",
                 ) from error
         settings = self.settings(deployment=PAIR, say=lambda line: None)
-        return reach.Reach.of_settings(settings, self.root)
+        return Reach.of_settings(settings, self.root)

@@ -6,6 +6,7 @@ import argparse
 import contextlib
 import difflib
 import errno
+import importlib
 import os
 import signal
 import sys
@@ -14,37 +15,36 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import FrameType
 
-from launcher import file_errors, rehearsal, verbs
-from launcher.app import PAIR, App, Builder
+from launcher import file_errors
+from launcher.app import PAIR, App, Builder, rehearsal
 from launcher.console import Console
 from launcher.errors import LauncherError
 from launcher.record import Secrets
-from launcher.settings import cli_config
-from launcher.smoke.server import TIMEOUT
 
 ROOT = Path(__file__).resolve().parents[1]
 REHEARSE = "./start.sh rehearse"
 DAY = 86400.0  # seconds
 
-VERBS: Mapping[str, tuple[str, Callable[[App, argparse.Namespace], int] | None]] = {
-    "rehearse": ("serve a tiny V4.1 from two ranks on this machine, no GPU", verbs.rehearse),
-    "start": ("serve from two Sparks; the verb when none is given", verbs.start),
-    "doctor": ("look at both Sparks and the link between them; changes nothing", verbs.doctor),
-    "plan": ("will it fit: memory of this pair, or of other machines", verbs.plan),
-    "download": ("fetch the weights onto this head, also while a model serves", verbs.download),
-    "share": ("export the weights to the worker by NFS, beside whatever serves", verbs.share),
-    "pack": ("write each rank's Engram rows into files that are read faster", verbs.pack),
-    "prepare": ("write each rank's share of the weights into a file of its own", verbs.prepare),
-    "tune": ("measure the kernels' launches on this pair's GPU, once, some minutes", verbs.tune),
-    "status": ("how the deployment stands: 0 serving, 4 starting, 3 half up, 1 down", verbs.status),
-    "smoke": ("try a running server: chat, tools, Responses, Messages, many at once", verbs.smoke),
-    "soak": ("one prompt of full length while both nodes' memory is watched", verbs.soak),
-    "logs": ("follow the log of a rank; Ctrl-C only detaches", verbs.logs),
-    "restart": ("check the settings, then stop and start the deployment", verbs.restart),
-    "stop": ("end both ranks", verbs.stop),
-    "config": ("the settings in force, with --explain or --json", None),
-    "test": ("run the tests", None),
-    "help": ("this text", None),
+# What it is for, and the module of launcher.verbs that has it.
+VERBS: Mapping[str, tuple[str, str]] = {
+    "rehearse": ("serve a tiny V4.1 from two ranks on this machine, no GPU", "up"),
+    "start": ("serve from two Sparks; the verb when none is given", "up"),
+    "doctor": ("look at both Sparks and the link between them; changes nothing", "look"),
+    "plan": ("will it fit: memory of this pair, or of other machines", "look"),
+    "download": ("fetch the weights onto this head, also while a model serves", "weights"),
+    "share": ("export the weights to the worker by NFS, beside whatever serves", "weights"),
+    "pack": ("write each rank's Engram rows into files that are read faster", "weights"),
+    "prepare": ("write each rank's share of the weights into a file of its own", "weights"),
+    "tune": ("measure the kernels' launches on this pair's GPU, once, some minutes", "look"),
+    "status": ("how the deployment stands: 0 serving, 4 starting, 3 half up, 1 down", "state"),
+    "smoke": ("try a running server: chat, tools, Responses, Messages, many at once", "look"),
+    "soak": ("one prompt of full length while both nodes' memory is watched", "look"),
+    "logs": ("follow the log of a rank; Ctrl-C only detaches", "state"),
+    "restart": ("check the settings, then stop and start the deployment", "up"),
+    "stop": ("end both ranks", "stop"),
+    "config": ("the settings in force, with --explain or --json", ""),
+    "test": ("run the tests", ""),
+    "help": ("this text", ""),
 }
 WITH_SETTINGS = {
     "rehearse", "start", "doctor", "plan", "download", "share", "pack", "prepare", "tune",
@@ -65,7 +65,7 @@ def main(
     *,
     root: Path = ROOT,
     environ: Mapping[str, str] | None = None,
-    build: Builder = rehearsal.build,
+    build: Builder = rehearsal,
 ) -> int:
     """Run one verb; the exit status. ``build`` makes the rehearsal's context and steps."""
     secrets = Secrets()
@@ -139,10 +139,17 @@ def _run(app: App, verb: str, rest: list[str]) -> int:
         return testing.run(rest, root=app.root, environ=app.environ)
     args = parser(verb).parse_args(rest)
     if verb == "config":
+        from launcher.settings import cli_config
+
         return cli_config.run(args)
-    function = VERBS[verb][1]
-    assert function is not None
-    return function(app, args)
+    return function(verb)(app, args)
+
+
+def function(verb: str) -> Callable[[App, argparse.Namespace], int]:
+    """What runs the verb."""
+    module = importlib.import_module(f"launcher.verbs.{VERBS[verb][1]}")
+    found: Callable[[App, argparse.Namespace], int] = getattr(module, verb)
+    return found
 
 
 def parser(verb: str) -> argparse.ArgumentParser:
@@ -154,6 +161,8 @@ def parser(verb: str) -> argparse.ArgumentParser:
             help="settings for this run, above those of .env",
         )  # fmt: skip
     if verb == "config":
+        from launcher.settings import cli_config
+
         cli_config.add_arguments(made)
     if verb == "pack":
         made.add_argument(
@@ -178,6 +187,8 @@ def parser(verb: str) -> argparse.ArgumentParser:
         made.add_argument("--json", action="store_true", help="all that is known, as JSON")
         made.add_argument("--probe", action="store_true", help="also generate one token")
     if verb == "smoke":
+        from launcher.smoke.server import TIMEOUT
+
         made.add_argument(
             "--url", metavar="http://HOST:PORT",
             help="any server, its key in the environment as VLLM_API_KEY; otherwise what"
@@ -237,8 +248,10 @@ def _say_interrupted(app: App, verb: str) -> None:
     if verb == "download":
         app.console.warn("broken off; whole files are kept. Next: ./start.sh download goes on")
         return
+    from launcher.verbs.state import running_on
+
     with contextlib.suppress(LauncherError, OSError):
-        left = verbs.running_on(app)
+        left = running_on(app)
         again = "./start.sh" if app.recorded_name() == PAIR or verb == "start" else REHEARSE
         if left:
             app.console.warn(

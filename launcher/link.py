@@ -19,14 +19,13 @@ from launcher.rails import (
     Rail,
     Side,
     addresses,
-    carrier,
     finding,
     main_interface,
     make_rail,
 )
 from launcher.settings.values import Settings
 
-__all__ = ["Link", "NodeFacts", "NodeLink", "Rail", "Side", "Wanted", "find", "head_ip"]
+__all__ = ["Link", "NodeFacts", "NodeLink", "Rail", "Side", "Wanted", "find"]
 
 
 @dataclass(frozen=True)
@@ -94,14 +93,6 @@ class NodeLink:
 class Link:
     head: NodeLink
     worker: NodeLink
-
-
-def head_ip(address: str, interfaces: tuple[Interface, ...] | Missing) -> list[Finding]:
-    """Whether HEAD_IP is this host's. Asked before any contact with the worker: on another
-    machine the launcher would start the wrong pair."""
-    side = Side(address, prefix="HEAD")
-    found = carrier(side, "this machine", interfaces)
-    return [found] if isinstance(found, Finding) else []
 
 
 def find(wanted: Wanted, head: NodeFacts, worker: NodeFacts) -> tuple[Link | None, list[Finding]]:

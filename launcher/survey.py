@@ -113,9 +113,11 @@ def survey(
     *,
     names: Sequence[str] = (),
     no_docker: str = "no connection to the Docker daemon",
+    gone: LauncherError | None = None,
     now: Callable[[], float] = time.time,
 ) -> Survey:
-    """Ask one node everything. ``names``: our containers', which are inspected like labelled ones.
+    """Ask one node everything. ``names``: our containers', which are inspected like labelled ones;
+    ``gone``: what a node that runs no command has said, which is not asked again.
 
     Never raises for what the node or its daemon answers, nor when they do not.
     """
@@ -125,6 +127,8 @@ def survey(
         before = now()
         lost: Finding | None = None
         try:
+            if gone is not None:
+                raise gone
             found = batch.ask(node, FACTS, [*asked, *paths.disks])
         except LauncherError as error:
             lost = Finding(f"{name}: {error.found}", error.needed, error.do_next, topic="node")
@@ -154,12 +158,6 @@ def survey(
         packs=found["packs"],
         tuned=found["tuned"],
     )
-
-
-def local_interfaces(node: Node) -> tuple[Interface, ...] | Missing:
-    """Of the machine the launcher runs on: all that is needed to see whether HEAD_IP is here."""
-    found: tuple[Interface, ...] | Missing = batch.one(node, InterfacesFact())
-    return found
 
 
 def kernel_log(node: Node) -> KernelLog | Missing:

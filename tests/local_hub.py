@@ -113,6 +113,7 @@ class LocalHub:
 class _Handler(http.server.BaseHTTPRequestHandler):
     served: LocalHub
     protocol_version = "HTTP/1.1"
+    disable_nagle_algorithm = True  # a header and its body are two packets
 
     def handle(self) -> None:
         with contextlib.suppress(ConnectionResetError):  # a client that was killed

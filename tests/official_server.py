@@ -44,6 +44,7 @@ class Fake(ThreadingHTTPServer):
 class Handler(BaseHTTPRequestHandler):
     server: Fake
     protocol_version = "HTTP/1.1"
+    disable_nagle_algorithm = True  # a header and its body are two packets
 
     def do_GET(self) -> None:
         if self.allowed():

@@ -17,7 +17,8 @@ from spark_facts import WANTED, interfaces, roce, survey
 from launcher.facts.base import Missing
 from launcher.facts.interfaces import Address, Interface
 from launcher.findings import Finding
-from launcher.link import Link, Side, Wanted, find, head_ip
+from launcher.here import head_ip
+from launcher.link import Link, Side, Wanted, find
 from launcher.survey import Survey
 
 HEAD, WORKER = survey("head"), survey("worker")

@@ -197,8 +197,9 @@ def test_an_unknown_host_key_stops_docker_and_rsync_too(
     (copies,), (containers,) = prove.copies(node, prove.LocalNode()), prove.containers(node)
     for each in (copies, containers):
         assert "Host key verification failed" in each.found and "ssh -F" in each.mend
-    (first,) = prove.prove(node)
-    assert "SHA256:" in first.found
+    with pytest.raises(LauncherError) as first:
+        prove.prove(node)
+    assert "SHA256:" in first.value.found
     assert not (tmp_path / "none").exists()
     assert capfd.readouterr().err == ""
 

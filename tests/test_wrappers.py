@@ -47,7 +47,10 @@ case "$1 $2" in
     cp "$0" "$3/bin/python"
     cp "$0.version" "$3/bin/python.version" ;;
 "-m pip") [ ! -e "$JOURNAL.offline" ] || { echo no route to the registry; exit 1; } ;;
-"-m launcher") shift 2; printf '<%s>' "$@"; echo " in $PWD, ${PYTHONPATH-clean}" ;;
+"-m launcher")
+    shift 2
+    printf "<%s>" "$@"
+    echo " in $PWD, ${PYTHONPATH-${PYTHONDONTWRITEBYTECODE-clean}}" ;;
 esac
 """
 
@@ -70,6 +73,7 @@ class Checkout:
         self, *arguments: str, script: str = "start.sh", cwd: str = "/"
     ) -> subprocess.CompletedProcess[str]:
         env = {"PATH": str(self.bin), "JOURNAL": str(self.journal), "PYTHONPATH": "/evil"}
+        env["PYTHONDONTWRITEBYTECODE"] = "1"
         return subprocess.run([str(self.root / script), *arguments], cwd=cwd, env=env, text=True,
                               capture_output=True, timeout=20)  # fmt: skip
 

@@ -6,13 +6,11 @@ import contextlib
 from collections.abc import Callable, Mapping
 from typing import Any
 
-import docker
-from docker.errors import APIError, ImageNotFound
-
 from launcher.errors import LauncherError
 from launcher.facts import docker as docker_facts
 from launcher.facts.docker import Image
 from launcher.image.registry import Login
+from launcher.libraries.sdk import APIError, ImageNotFound, docker
 from launcher.runtimes.reach import Factory, Reach, Unreachable
 
 PULL = 6 * 3600.0  # seconds for a whole pull

@@ -10,25 +10,19 @@ import contextlib
 import dataclasses
 import errno
 import logging
-import os
-import pwd
 import signal
 import socket
-import subprocess
 import threading
 import time
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
-import paramiko
-from paramiko.common import MSG_CHANNEL_REQUEST
-
-from launcher import files
+from launcher.libraries.ssh import paramiko
 from launcher.nodes import host_keys, keys, refusals
-from launcher.nodes.endpoint import CONNECT_SECONDS, Destination, Endpoint, resolved
+from launcher.nodes.endpoint import CONNECT_SECONDS, Destination
 from launcher.nodes.piped import PipedSocket
 from launcher.nodes.refusals import SshError
+from launcher.nodes.resolve import account
 
 PULSE = 5.0  # seconds between questions to an idle peer
 SILENCE = 15.0  # seconds without an answer after which it is given up
@@ -63,7 +57,7 @@ class _Transport(paramiko.Transport):
 
     _channel_handler_table = {  # noqa: RUF012 - overrides a plain dictionary
         **paramiko.Transport._channel_handler_table,  # type: ignore[attr-defined]
-        MSG_CHANNEL_REQUEST: _request,
+        paramiko.common.MSG_CHANNEL_REQUEST: _request,
     }
 
 
@@ -142,49 +136,20 @@ class Connection:
                 self._beat.notify_all()
 
 
-def destination(endpoint: Endpoint, folder: Path, include: str) -> Destination:
-    """Writes `folder`/config and asks ssh what it means."""
-    config = folder / "config"
-    text = endpoint.config(include)
-    if not config.is_file() or config.read_text() != text:
-        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-        files.replace(config, text.encode(), 0o600)
-    argv = ["ssh", "-F", str(config), "-G", endpoint.host]
-    try:
-        done = subprocess.run(argv, capture_output=True, timeout=20, stdin=subprocess.DEVNULL)
-    except FileNotFoundError:
-        raise refusals.no_ssh("ssh") from None
-    except subprocess.TimeoutExpired:
-        # A `Match exec` or KnownHostsCommand of the user's own.
-        command = " ".join(argv)
-        raise refusals.configuration(endpoint.host, "no end within 20 s", command) from None
-    out = done.stdout.decode("utf-8", "surrogateescape")
-    try:
-        if done.returncode:
-            raise ValueError(done.stderr.decode("utf-8", "replace").strip())
-        account, home = _account()
-        values = (row.partition(" ")[2] for row in out.splitlines())
-        there = frozenset(value for value in values if Path(value).is_absolute())
-        there = frozenset(value for value in there if Path(value).is_file())
-        return resolved(out, endpoint, config, home, account, there)
-    except ValueError as error:
-        raise refusals.configuration(endpoint.host, str(error), " ".join(argv)) from None
-
-
 def connect(to: Destination, seconds: float = CONNECT_SECONDS) -> Connection:
     """Raises SshError: every case its own. `seconds` for each stage of it."""
     ours = keys.gather(to)
     try:
         return _login(to, ours, seconds)
     except SshError as error:
-        account = _account()[0]
-        if error.why == "no key" and account != to.user and ours.tried:
+        own = account()[0]
+        if error.why == "no key" and own != to.user and ours.tried:
             # The usual slip: another's name in WORKER_USER. Our own is no guess at a stranger's.
             try:
-                _login(dataclasses.replace(to, user=account), ours, seconds).close()
+                _login(dataclasses.replace(to, user=own), ours, seconds).close()
             except SshError:
                 raise error from None
-            raise refusals.wrong_user(to, account) from None
+            raise refusals.wrong_user(to, own) from None
         raise
 
 
@@ -321,12 +286,3 @@ def _authenticate(
                 ours.unused.append(f"{rest} more: the worker hung up before (its MaxAuthTries)")
             break
     raise refusals.no_key(to, told, ours.unused, ours.first)
-
-
-def _account() -> tuple[str, str]:
-    """Name and home of this user; ssh, too, takes both from the account and not from HOME."""
-    try:
-        entry = pwd.getpwuid(os.getuid())
-        return entry.pw_name, entry.pw_dir
-    except KeyError:
-        return str(os.getuid()), os.environ.get("HOME", "/")

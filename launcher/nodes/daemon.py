@@ -12,22 +12,25 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import docker
 import requests
 import urllib3
-from docker.constants import DEFAULT_DOCKER_API_VERSION
-from docker.errors import APIError, DockerException
-from docker.transport.basehttpadapter import BaseHTTPAdapter
-from docker.utils import version_lt
 
 from launcher.errors import LauncherError
-from launcher.nodes import connection, refusals
+from launcher.libraries.sdk import (
+    DEFAULT_DOCKER_API_VERSION,
+    APIError,
+    BaseHTTPAdapter,
+    DockerException,
+    docker,
+    version_lt,
+)
+from launcher.nodes import refusals, resolve
 from launcher.nodes.endpoint import ALIAS, USER_CONFIG, Endpoint
 from launcher.nodes.piped import PipedSocket
 
 SECONDS = 10.0
 _DIAL = "docker system dial-stdio"
-_PREFIX = "http+docker://ssh"  # what the SDK makes of ssh://
+_PREFIX = "http+docker://ssh"  # what the SDK makes of ssh://, for which it would want paramiko
 
 
 def daemon(
@@ -47,7 +50,7 @@ def daemon(
     try:
         if endpoint is None:
             return docker.from_env(version="auto", timeout=_whole(timeout))
-        connection.destination(endpoint, folder, include)
+        resolve.destination(endpoint, folder, include)
         adapter = _Adapter((*endpoint.ssh(folder / "config"), _DIAL), timeout)
         client = _client(adapter, DEFAULT_DOCKER_API_VERSION, timeout)
         version = str(client.version(api_version=False)["ApiVersion"])
@@ -168,9 +171,8 @@ class _Adapter(BaseHTTPAdapter):
 
 def _client(adapter: _Adapter, version: str, timeout: float) -> docker.DockerClient:
     """With a version given the SDK contacts nobody before our connection is in place."""
-    client = docker.DockerClient(
-        base_url=f"ssh://{ALIAS}", version=version, timeout=_whole(timeout), use_ssh_client=True
-    )
+    client = docker.DockerClient(f"http://{ALIAS}:1", version=version, timeout=_whole(timeout))
+    client.api.base_url = _PREFIX
     client.api.mount(_PREFIX, adapter)
     return client
 

@@ -10,9 +10,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TypeVar
 
-import paramiko
 from cryptography.exceptions import UnsupportedAlgorithm
 
+from launcher.libraries.ssh import paramiko
 from launcher.nodes.endpoint import Destination
 
 AGENT_SECONDS = 5

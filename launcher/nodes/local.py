@@ -182,8 +182,8 @@ def _drain(
             if tick is not None and now - last_tick >= 0.5:
                 last_tick = now
                 tick()
-            # A grandchild may hold the pipes open after the command itself is gone.
-            if child.poll() is not None and not ready.select(0.2):
+            # A grandchild may hold a pipe open after the command itself is gone.
+            if ready.get_map() and child.poll() is not None and not ready.select(0.2):
                 break
             if deadline is not None and now > deadline:
                 raise subprocess.TimeoutExpired(child.args, timeout or 0.0)

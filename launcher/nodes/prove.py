@@ -11,6 +11,7 @@ from launcher.nodes import daemon
 from launcher.nodes.base import Done, Node
 from launcher.nodes.local import LocalNode
 from launcher.nodes.ssh import SshNode
+from launcher.together import together
 
 # Arrives unchanged through any POSIX shell; csh and fish read it otherwise.
 HARD = "a b\t'\"\\n $HOME $(id) `id` !x *\nü"
@@ -18,12 +19,15 @@ SECONDS = 20.0
 
 
 def prove(node: SshNode, local: Node | None = None) -> list[Finding]:
-    """A finding for each client that does not work; one alone when no command runs there."""
-    try:
-        found = commands(node)
-    except LauncherError as error:
-        found = [_finding(error)]
-    return found or [*copies(node, local or LocalNode()), *containers(node)]
+    """A finding for each client that does not work. Raises LauncherError when no command runs
+    there, and each who asked again would wait as long for nothing."""
+    if found := commands(node):
+        return found
+
+    def ask(which: str) -> list[Finding]:
+        return copies(node, local or LocalNode()) if which == "rsync" else containers(node)
+
+    return [each for found in together(ask, ("rsync", "docker")) for each in found]
 
 
 def commands(node: SshNode) -> list[Finding]:
@@ -50,7 +54,7 @@ def copies(node: SshNode, local: Node) -> list[Finding]:
         done = local.run(argv, timeout=SECONDS)
     except LauncherError as error:
         if "could not be started" not in error.found:
-            return [_finding(error)]
+            return [finding(error)]
         return [Finding("no rsync on this machine", "rsync", "sudo apt install rsync", topic="ssh")]
     return [] if done.status == 0 else [_rsync_failed(node, done)]
 
@@ -73,9 +77,9 @@ def containers(node: SshNode) -> list[Finding]:
         client = daemon.daemon(node.endpoint, node.folder, include=node.include)
         client.close()
     except LauncherError as error:
-        return [_finding(error)]
+        return [finding(error)]
     return []
 
 
-def _finding(error: LauncherError) -> Finding:
+def finding(error: LauncherError) -> Finding:
     return Finding(error.found, error.needed, error.do_next, topic="ssh")

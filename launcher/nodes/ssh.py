@@ -13,11 +13,10 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TypeVar
 
-import paramiko
-
 from launcher.commands import remote
 from launcher.errors import LauncherError
-from launcher.nodes import connection, refusals
+from launcher.libraries.ssh import paramiko
+from launcher.nodes import connection, refusals, resolve
 from launcher.nodes.base import Done, Facts, named
 from launcher.nodes.connection import Connection, Gone
 from launcher.nodes.endpoint import CONNECT_SECONDS, USER_CONFIG, Destination, Endpoint
@@ -66,7 +65,7 @@ class SshNode:
     def destination(self) -> Destination:
         """What ssh makes of the endpoint. Contacts nobody. Raises SshError."""
         if self._destination is None:
-            self._destination = connection.destination(self.endpoint, self.folder, self.include)
+            self._destination = resolve.destination(self.endpoint, self.folder, self.include)
         return self._destination
 
     def close(self) -> None:

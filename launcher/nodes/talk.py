@@ -8,9 +8,8 @@ import selectors
 import time
 from collections.abc import Callable
 
-import paramiko
-
 from launcher.commands import remote
+from launcher.libraries.ssh import paramiko
 from launcher.nodes.connection import Connection, Gone
 from launcher.nodes.local import KEPT
 

@@ -102,8 +102,7 @@ class Unrecorded:
 def left_behind(app: App) -> Unrecorded:
     """What a pair has left though no deployment is recorded. Nobody is asked from a machine that
     is not the head."""
-    from launcher.link import head_ip
-    from launcher.survey import local_interfaces
+    from launcher.here import head_ip, local_interfaces
 
     try:
         settings = app.settings(deployment=PAIR, say=lambda line: None)

@@ -17,11 +17,12 @@ from launcher.facts.base import Missing
 from launcher.facts.packs import Packs
 from launcher.facts.probes import ReadSpeed
 from launcher.findings import Finding
-from launcher.link import Link, Wanted, find, head_ip
+from launcher.here import head_ip, local_interfaces
+from launcher.link import Link, Wanted, find
 from launcher.nodes.base import Node
 from launcher.nodes.daemon import daemon
 from launcher.nodes.local import LocalNode
-from launcher.nodes.prove import prove
+from launcher.nodes.prove import finding, prove
 from launcher.nodes.ssh import SshNode
 from launcher.pair import reach
 from launcher.preflight import Given, Need, check
@@ -94,7 +95,7 @@ class Seen:
 def elsewhere(pair: Pair) -> list[Finding]:
     """Whether this machine is not the head. Asked before any contact with the worker."""
     settings = pair.settings
-    here = survey.local_interfaces(pair.head)
+    here = local_interfaces(pair.head)
     wrong = head_ip(settings.text("HEAD_IP"), here)
     if wrong:
         return wrong
@@ -118,12 +119,17 @@ def see(pair: Pair) -> Seen:
     head_place = place_of(settings, "head", str(Path.home()))
     with ThreadPoolExecutor(2) as pool:
         head = pool.submit(_survey, pair, "head", head_place)
-        ways = prove(pair.worker)
-        lost = _unreached(pair) if ways else True
-        if ways:
-            ways = [*_cut_packets(pair), *ways]
-        place = place_of(settings, "worker", _home(pair)) if not (ways and lost) else None
-        worker = _survey(pair, "worker", place)
+        lost: LauncherError | None = None
+        try:
+            ways = prove(pair.worker)
+        except LauncherError as error:
+            ways, lost = [finding(error)], error
+        if ways and (cut := _cut_packets(pair)):
+            # What else is asked of the worker would hang, too.
+            lost = lost or LauncherError(cut[0].found, cut[0].needed, cut[0].mend)
+            ways = [*cut, *ways]
+        place = None if lost else place_of(settings, "worker", _home(pair))
+        worker = _survey(pair, "worker", place, lost)
         both = head.result(), worker
     needs = tuple(_needs(each) if each else () for each in (head_place, place))
     given = Given.of(
@@ -143,7 +149,7 @@ def _cut_packets(pair: Pair) -> list[Finding]:
     settings = pair.settings
     address = settings.text("WORKER_IP")
     carries = carrier(
-        Side(settings.text("HEAD_IP"), prefix="HEAD"), "head", survey.local_interfaces(pair.head)
+        Side(settings.text("HEAD_IP"), prefix="HEAD"), "head", local_interfaces(pair.head)
     )
     if isinstance(carries, Finding):
         return []
@@ -154,14 +160,6 @@ def _cut_packets(pair: Pair) -> list[Finding]:
     if small is None or isinstance(small, Missing) or not small.ok:
         return []
     return dont_fragment([tried])
-
-
-def _unreached(pair: Pair) -> bool:
-    """Whether no command runs on the worker: what else is wrong there cannot be asked."""
-    try:
-        return pair.worker.run(["true"], timeout=10.0).status != 0
-    except LauncherError:
-        return True
 
 
 def _home(pair: Pair) -> str:
@@ -178,7 +176,9 @@ def _needs(place: NodePlace) -> tuple[Need, ...]:
     return (Need(place.cache_root, CACHE_BYTES, "caches of compiled kernels"), *elsewhere)
 
 
-def _survey(pair: Pair, role: str, place: NodePlace | None) -> Survey:
+def _survey(
+    pair: Pair, role: str, place: NodePlace | None, lost: LauncherError | None = None
+) -> Survey:
     node: Node = pair.head if role == "head" else pair.worker
     paths = Paths()
     if place is not None:
@@ -197,7 +197,9 @@ def _survey(pair: Pair, role: str, place: NodePlace | None) -> Survey:
     names = (pair.at.head if role == "head" else pair.at.worker,)
     image = pair.settings.text("IMAGE")
     try:
-        return survey.survey(role, node, client, paths, image, names=names, no_docker=why)
+        return survey.survey(
+            role, node, client, paths, image, names=names, no_docker=why, gone=lost
+        )
     finally:
         if client is not None:
             client.close()

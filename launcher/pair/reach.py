@@ -8,15 +8,17 @@ from __future__ import annotations
 import platform
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from launcher.commands.container import OWNER, Container
-from launcher.deployment import Rank
+from launcher.facts.docker import OWNER
 from launcher.nodes.endpoint import Endpoint
 from launcher.settings.values import Settings
 
-if TYPE_CHECKING:  # the libraries are loaded by those who reach two nodes only
+if TYPE_CHECKING:  # the rule of launcher.verbs
+    from launcher.commands.container import Container
+    from launcher.deployment import Rank
     from launcher.nodes.ssh import SshNode
     from launcher.runtimes.docker import DockerRuntime
 
@@ -76,7 +78,7 @@ def runtime(
     way = ssh_folder or logs
     return DockerRuntime(
         clients={"head": lambda: daemon(None), "worker": lambda: daemon(reach.endpoint, ssh(way))},
-        nodes={"head": LocalNode("head"), "worker": worker(reach, way)},
+        nodes={"head": lambda: LocalNode("head"), "worker": cache(lambda: worker(reach, way))},
         names={"head": reach.head, "worker": reach.worker},
         owner=reach.owner,
         logs=logs,

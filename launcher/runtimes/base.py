@@ -9,9 +9,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, Protocol
+from typing import TYPE_CHECKING, Literal, Protocol
 
-from launcher.deployment import Rank
+if TYPE_CHECKING:  # the rule of launcher.verbs
+    from launcher.deployment import Rank
 
 
 @dataclass(frozen=True)

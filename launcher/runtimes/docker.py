@@ -18,12 +18,10 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-import docker
-from docker.errors import APIError, ImageNotFound, NotFound
-
 from launcher.commands.container import LAUNCH, OWNER, ROLE, SECRET_ENV, SECRETS, Container
 from launcher.deployment import Rank
 from launcher.errors import LauncherError
+from launcher.libraries.sdk import APIError, ImageNotFound, NotFound, docker
 from launcher.nodes.base import Node
 from launcher.runtimes import loglines
 from launcher.runtimes.base import Activity, RankStatus
@@ -38,13 +36,14 @@ FOLLOW = 1.0  # seconds between two looks of `follow`
 
 class DockerRuntime:
     """``clients``, ``nodes`` and ``names`` are by role; a factory in ``clients`` may be called anew
-    at any time. ``describe`` gives the container of a rank; only ``start`` needs it.
+    at any time, one in ``nodes`` when something is to be made or removed there. ``describe`` gives
+    the container of a rank; only ``start`` needs it.
     """
 
     def __init__(
         self,
         clients: Mapping[str, Factory],
-        nodes: Mapping[str, Node],
+        nodes: Mapping[str, Callable[[], Node]],
         names: Mapping[str, str],
         owner: str,
         logs: Path,
@@ -241,7 +240,7 @@ class DockerRuntime:
         self._forget_secret(role, found)
 
     def _prepare(self, role: str, made: Container) -> None:
-        node = self._nodes[role]
+        node = self._nodes[role]()
         if made.writable():
             self._make_folders(role, made)
         if made.secret_file:
@@ -252,7 +251,7 @@ class DockerRuntime:
             node.write(Path(made.secret_file), made.secret_text(), 0o600)
 
     def _make_folders(self, role: str, made: Container) -> None:
-        done = self._nodes[role].run(("mkdir", "-p", "--", *made.writable()), timeout=30)
+        done = self._nodes[role]().run(("mkdir", "-p", "--", *made.writable()), timeout=30)
         if done.status != 0:
             raise LauncherError(
                 f"the {role}'s directories {', '.join(made.writable())} cannot be made:"
@@ -315,7 +314,7 @@ class DockerRuntime:
         if path and folder.parent.parent.name == SECRETS:
             # What is left is as private as .env; the next stop will try no more.
             with contextlib.suppress(LauncherError, OSError):
-                self._nodes[role].remove(folder)
+                self._nodes[role]().remove(folder)
 
     # -- asking
 

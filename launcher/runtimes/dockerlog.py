@@ -5,8 +5,7 @@ from __future__ import annotations
 import threading
 from datetime import datetime, timedelta
 
-import docker
-
+from launcher.libraries.sdk import docker
 from launcher.runtimes import loglines
 from launcher.runtimes.reach import Reach
 

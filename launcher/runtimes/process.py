@@ -14,14 +14,16 @@ import sys
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from launcher import files, processes
-from launcher.deployment import Rank
 from launcher.errors import LauncherError
 from launcher.runtimes import loglines
 from launcher.runtimes.base import Activity, RankStatus
 from launcher.runtimes.filelog import FileLog, replaced
+
+if TYPE_CHECKING:  # the rule of launcher.verbs
+    from launcher.deployment import Rank
 
 TAIL_BYTES = 1 << 18  # how far back a followed log is read
 STACKS = 60.0  # seconds for all processes of a rank to write their stacks

@@ -13,10 +13,8 @@ import threading
 from collections.abc import Callable
 from typing import TypeVar
 
-import docker
-from docker.errors import APIError
-
 from launcher.errors import LauncherError
+from launcher.libraries.sdk import APIError, docker
 
 Factory = Callable[[], docker.DockerClient]
 T = TypeVar("T")

@@ -8,15 +8,17 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from launcher.console import Console
-from launcher.deployment import Deployment
-from launcher.nodes.base import Node
 from launcher.record import Record
-from launcher.runtimes.base import Runtime
 from launcher.settings.values import Settings
 from launcher.state import DeploymentRecord, Store
+
+if TYPE_CHECKING:  # the rule of launcher.verbs
+    from launcher.deployment import Deployment
+    from launcher.nodes.base import Node
+    from launcher.runtimes.base import Runtime
 
 PREFLIGHT = "preflight"  # the key of the step that looks before anything is touched
 ROLES = ("worker", "head")  # in the order of starting: the head waits for its workers

@@ -21,6 +21,7 @@ from launcher.watch.stall import Silence, Stall
 API_TIME = 5.0  # seconds for /health and /v1/models
 TOKEN_TIME = 120.0  # seconds for the first generated token: kernels may be compiled for it
 UNREACHABLE = 30.0  # seconds for which a node that does not answer may come back
+SOON = 0.1  # seconds to the second look: a rank that cannot start has ended by then
 LOOK = 2.0  # seconds between looks at what the ranks' processes do
 
 
@@ -29,7 +30,7 @@ class Ready(Step):
     key: str = "health"
     title: str = "health (both ranks, the API, one token)"
     needs: tuple[str, ...] = ("launch",)
-    poll: float = 0.5  # seconds
+    poll: float = 0.5  # seconds between two looks, after the first few
     clock: Callable[[], float] = time.monotonic
     sleep: Callable[[float], None] = time.sleep
     now: Callable[[], float] = time.time
@@ -47,6 +48,7 @@ class Ready(Step):
         since = ctx.console.now()
         sight = Sight(ctx.runtime, ctx.settings.int("DSV41_HANG_SECONDS"), self.clock)
         api = api_of(ctx)
+        pause = SOON
         while True:
             ranks = inspected(ctx.runtime)
             decided = health.ranks_verdict(deployment.launch_id, ranks)
@@ -58,7 +60,8 @@ class Ready(Step):
             left = limit - (self.clock() - began)
             fault: str | None = "a node does not answer"
             if decided is None:
-                fault = health.api_fault(api, deployment.served_model_name, API_TIME, self.clock)
+                within = min(API_TIME, max(1.0, left))
+                fault = health.api_fault(api, deployment.served_model_name, within, self.clock)
             if fault is None:
                 within = max(1.0, min(TOKEN_TIME, left))
                 fault = health.token_fault(api, deployment.served_model_name, within)
@@ -73,7 +76,8 @@ class Ready(Step):
                     kept_log(ctx, "head"),
                 )
             ctx.console.progress(sight.told(), since)
-            self.sleep(self.poll)
+            self.sleep(pause)
+            pause = min(2 * pause, self.poll)
         if deployment.ready is None:
             ctx.store.record(replace(deployment, ready=self.now()))
         ctx.record.event(self.key, "serving", launch_id=deployment.launch_id)

@@ -91,6 +91,7 @@ class HeadClone:
     port: int = PORT
     key: str = KEY
     history: list[Ran] = field(default_factory=list)
+    stood: object = None  # `standing_still` after the last start of the fixture `serving`
 
     @classmethod
     def make(cls, rig: Rig, name: str = "a clean clone") -> HeadClone:
@@ -226,6 +227,22 @@ class HeadClone:
                 if process.cwd() == self.at or f"{self.at}/" in " ".join(process.cmdline()):
                     found.append(process)
         return found
+
+    def standing_still(self) -> object:
+        """What is another once anything was done to the pair, to what it was started from or to
+        what watches it. A new rank's behaviour is not of that: the old ones do not read it."""
+        state = self.logs / "state.json"
+        containers, files = [], []
+        for node, places in (
+            (self.rig.head, (f"{self.at}/model", f"{self.at}/engram-src")),
+            (self.rig.worker, (f"{USER.home}/{CACHE}",)),
+        ):
+            listed = node.docker.containers.list(all=True, ignore_removed=True)
+            containers += sorted((node.name, each.id, each.status) for each in listed)
+            found = node.run("find", *places, "-type", "f", "-printf", "%p %s %T@ %C@\n").out
+            files += sorted(row for row in found.splitlines() if "/stub.json " not in row)
+        left = sorted((each.pid, each.create_time()) for each in self.processes())
+        return state.read_text() if state.exists() else "", containers, files, left
 
     def account(self, commands: int = 4, lines: int = 30) -> Iterator[tuple[str, str]]:
         """The last commands and what they said, the containers and the ends of the logs."""

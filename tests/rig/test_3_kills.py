@@ -24,8 +24,8 @@ START = 90.0
 SEED = 20261129
 RESULTS = Path(__file__).with_name("kills.json")
 # How long a verb takes from a state, in seconds, to begin with; what was measured replaces it.
-LASTS = {("start", "down"): 6.0, ("start", "half up"): 8.0, ("start", "serving"): 3.0,
-         ("restart", "serving"): 9.0, ("stop", "serving"): 3.0}  # fmt: skip
+LASTS = {("start", "down"): 5.0, ("start", "half up"): 6.5, ("start", "serving"): 2.8,
+         ("restart", "serving"): 7.0, ("stop", "serving"): 2.6}  # fmt: skip
 LATE = 1.1  # of that time: some points lie after the end
 
 

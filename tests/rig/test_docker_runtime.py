@@ -9,6 +9,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -48,7 +49,7 @@ class Pair:
                 "head": nodes["head"].client,
                 "worker": lambda: daemon(Endpoint("nowhere"), folder / "ssh", include=""),
             },
-            {role: LocalNode(role) for role in nodes},
+            {role: partial(LocalNode, role) for role in nodes},
             NAMES,
             owner,
             folder / "logs",
