@@ -1,6 +1,6 @@
 /* The best of a row's values, a CTA a row: positions by their scores, candidate blocks by their best,
  * positions of candidate blocks. Where values are many, first the blocks of `fan` whose best are best: each
- * that is not chosen has nothing that goes before their bests. 64 registers; 46.5 KB of shared memory. */
+ * that is not chosen has nothing that goes before their bests. 128 registers; 46.5 KB of shared memory. */
 #include "launch.hpp"
 #include "ptx.cuh"
 #include "rows.cuh"
@@ -14,6 +14,7 @@ constexpr uint4 NOTHING = {NONE, NONE, NONE, NONE};
 
 __device__ __forceinline__ void hold(Held<QUADS> &held, const float *values, int n, int apart) {
     float4 v[QUADS];
+    held.n = n;
 #pragma unroll
     for (int c = 0; c < QUADS; ++c) {
         const int quad = c * CHOOSERS + static_cast<int>(threadIdx.x);
@@ -32,6 +33,7 @@ __device__ __forceinline__ void gather(Held<QUADS> &held, const Shared &s, const
                                        int entries) {
     float4 v[QUADS];
     int from[QUADS]; /* the quad; entries: none */
+    held.n = picked << shift;
 #pragma unroll
     for (int c = 0; c < QUADS; ++c) {
         const int place = 4 * (c * CHOOSERS + static_cast<int>(threadIdx.x));
@@ -71,29 +73,35 @@ __global__ void __launch_bounds__(CHOOSERS, 1)
     const bool twice = !blocks && entries > INDEXER_DIRECT;
     const float *first = twice ? a.tops + blockIdx.x * a.tops_row : values;
     int n = twice ? (entries + a.fan - 1) >> by : entries, picked = 0;
-    Held<QUADS> held;
-    const auto best_of = [&](const auto &from) {
+    const int room = twice ? min(ROOM, INDEXER_DIRECT >> by) : count;
+    const auto bounded = [&](const auto &from) {
         clear(s, (n + 31) / 32);
-        const Range range = bounds(s, from, count); /* a barrier */
+        const Range found = bounds(s, from, count); /* a barrier */
         if (tid == 0 && newest >= 0) s.bits[newest / 32] = 1u << (newest % 32);
-        const int room = twice ? min(ROOM, INDEXER_DIRECT >> by) : count;
-        return Range{choose_best(s, from, n, count, room, range), range.hi};
+        return found;
     };
     Range range;
-    if (n <= INDEXER_DIRECT) {
-        hold(held, first, n, newest);
-        range = best_of(held);
-    } else {
-        range = best_of(Streamed{first, n, newest});
+    int round = 0;
+    if (n > INDEXER_DIRECT) {
+        const Streamed from{first, n, newest};
+        range = bounded(from);
+        range.lo = choose_best(s, from, n, count, room, range);
+        round = 1;
     }
-    if (twice) {
-        picked = in_turn(s, s.bits, (n + 31) / 32, [&](int rank, int place) { s.blocks[rank] = place; });
-        __syncthreads();
-        gather(held, s, values, picked, by, entries);
-        n = picked << by;
-        clear(s, (n + 31) / 32);
-        __syncthreads();
-        choose_best(s, held, n, count, count, range);
+    /* Both rounds by the same instructions: what is not fetched takes no time. */
+    for (Held<QUADS> held; round < (twice ? 2 : 1); ++round) {
+        if (round) {
+            picked = in_turn(s, s.bits, (n + 31) / 32, [&](int rank, int place) { s.blocks[rank] = place; });
+            __syncthreads();
+            n = picked << by;
+            gather(held, s, values, picked, by, entries);
+            clear(s, (n + 31) / 32);
+            __syncthreads();
+        } else {
+            hold(held, first, n, newest);
+            range = bounded(held);
+        }
+        range.lo = choose_best(s, held, n, count, round ? count : room, range);
     }
     int32_t *final = a.final + row * a.final_row;
     const int32_t *chosen = candidates ? a.chosen + row * a.chosen_row : nullptr;

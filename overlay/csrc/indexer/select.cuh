@@ -11,7 +11,13 @@
 
 namespace indexer {
 
-constexpr int CHOOSERS = 1024, BINS = 2048, FEW = 256, MOST_WORDS = 4096, ROOM = 1024;
+/* Threads of a choice: its instructions are issued for every warp, so few values want few. */
+#ifndef INDEXER_CHOOSERS
+#define INDEXER_CHOOSERS 512
+#endif
+constexpr int CHOOSERS = INDEXER_CHOOSERS, TEAMS = CHOOSERS / 32;
+constexpr int BINS = 2048, FEW = 256, MOST_WORDS = 4096, ROOM = 1024;
+static_assert(CHOOSERS >= FEW && BINS % (2 * CHOOSERS) == 0);
 constexpr uint32_t ALL = 0xffffffffu, NONE = 0x007fffffu; /* the key of -inf; every number's is more */
 
 struct Shared {
@@ -50,15 +56,17 @@ __device__ __forceinline__ float4 read(const float *values, int quad) {
     return __ldcg(reinterpret_cast<const float4 *>(values) + quad);
 }
 
-/* Values that stay in registers: quad c * CHOOSERS + thread is quads[c]. */
+/* Values that stay in registers: quad c * CHOOSERS + thread is quads[c], of the first `n`. */
 template <int QUADS>
 struct Held {
     uint4 quads[QUADS];
+    int n;
 
     template <typename Do>
     __device__ __forceinline__ void each(Do &&work) const {
 #pragma unroll
-        for (int c = 0; c < QUADS; ++c) work(c * CHOOSERS + static_cast<int>(threadIdx.x), quads[c]);
+        for (int c = 0; c < QUADS; ++c)
+            if (4 * c * CHOOSERS < n) work(c * CHOOSERS + static_cast<int>(threadIdx.x), quads[c]);
     }
 };
 
@@ -93,7 +101,7 @@ __device__ __forceinline__ uint32_t before(Shared &s, uint32_t mine, uint32_t &t
     }
     if (lane == 31) s.sums[warp] = upto;
     __syncthreads();
-    const uint32_t each = s.sums[lane];
+    const uint32_t each = lane < TEAMS ? s.sums[lane] : 0u;
     total = __reduce_add_sync(ALL, each);
     const uint32_t earlier = __reduce_add_sync(ALL, lane < warp ? each : 0u);
     __syncthreads();
@@ -140,15 +148,19 @@ __device__ __forceinline__ Range bounds(Shared &s, const From &from, int count) 
         lowest = min(lowest, min(min(k.x - (NONE + 1), k.y - (NONE + 1)), min(k.z - (NONE + 1), k.w - (NONE + 1))));
     });
     const uint32_t two = max(top.x, top.y), more = max(top.z, top.w), mine = max(two, more);
-    uint32_t group = count > CHOOSERS ? min(two, more) : mine;
+    uint32_t group = mine;
+    if (count > CHOOSERS) group = min(two, more);
+    if (count > 2 * CHOOSERS) group = min(min(top.x, top.y), min(top.z, top.w));
+    if (count > 4 * CHOOSERS) group = NONE;
     if (count <= CHOOSERS / 2) group = max(group, __shfl_xor_sync(ALL, group, 1));
     group = __reduce_min_sync(ALL, group);
     lowest = __reduce_min_sync(ALL, lowest);
     const uint32_t highest = __reduce_max_sync(ALL, mine);
     if (lane == 0) s.groups[warp] = group, s.least[warp] = lowest, s.most[warp] = highest;
     __syncthreads();
-    Range found{__reduce_min_sync(ALL, s.groups[lane]), __reduce_max_sync(ALL, s.most[lane])};
-    if (found.lo <= NONE) found.lo = __reduce_min_sync(ALL, s.least[lane]) + (NONE + 1);
+    const int team = lane % TEAMS;
+    Range found{__reduce_min_sync(ALL, s.groups[team]), __reduce_max_sync(ALL, s.most[team])};
+    if (found.lo <= NONE) found.lo = __reduce_min_sync(ALL, s.least[team]) + (NONE + 1);
     return found;
 }
 
@@ -169,19 +181,25 @@ __device__ uint32_t choose_best(Shared &s, const From &from, int n, int count, i
             add(k.x), add(k.y), add(k.z), add(k.w);
         });
         __syncthreads();
-        /* Bins from the highest on, two a thread. */
-        const int bin = BINS - 1 - 2 * tid;
-        const uint32_t upper = s.counts[bin], lower = s.counts[bin - 1];
-        uint32_t total;
-        const uint32_t above = before(s, upper + lower, total);
+        /* Bins from the highest on, a few a thread. */
+        constexpr int EACH = BINS / CHOOSERS;
+        const int bin = BINS - 1 - EACH * tid;
+        uint32_t in[EACH], mine = 0, total;
+#pragma unroll
+        for (int i = 0; i < EACH; ++i) mine += in[i] = s.counts[bin - i], s.counts[bin - i] = 0;
+        uint32_t above = before(s, mine, total);
         const auto need = static_cast<uint32_t>(count - beyond);
-        if (above < need && need <= above + upper + lower) {
-            const bool first = need <= above + upper;
-            s.bin = first ? bin : bin - 1;
-            s.beyond = beyond + static_cast<int>(first ? above : above + upper);
-            s.inside = static_cast<int>(first ? upper : lower);
+        if (above < need && need <= above + mine) {
+#pragma unroll
+            for (int i = 0; i < EACH; ++i) {
+                if (above < need && need <= above + in[i]) {
+                    s.bin = bin - i;
+                    s.beyond = beyond + static_cast<int>(above);
+                    s.inside = static_cast<int>(in[i]);
+                }
+                above += in[i];
+            }
         }
-        s.counts[bin] = s.counts[bin - 1] = 0;
         __syncthreads();
         if (total < need) break; /* fewer than wanted: all */
         lo += static_cast<uint32_t>(s.bin) << shift;

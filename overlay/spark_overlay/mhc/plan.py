@@ -18,7 +18,9 @@ class OneLaunch:
     """``rows`` share a counter; the weight is cut into tiles of ``tile_n`` of its 24 coefficients
     and ``splits`` of the hidden size, each in steps of ``block`` columns. A
     float32 weight goes as ``limbs`` bf16 numbers. ``loads`` and ``stages``:
-    depth of the pipelines of a projection's and a row's loads."""
+    depth of the pipelines of a projection's and a row's loads. ``early``: starts while the launch
+    before it ends (from sm_90 on), and asks for its weight meanwhile. ``exact``: after so many of
+    Sinkhorn's iterations a quotient is a step of Newton's from the last one (0: never)."""
 
     rows: int
     tile_n: int
@@ -28,6 +30,8 @@ class OneLaunch:
     loads: int = 3
     limbs: int = 2
     stages: int = 6
+    early: int = 0
+    exact: int = 0
 
     @property
     def m(self) -> int:

@@ -184,7 +184,8 @@ class Selection:
         for first in range(0, total, at_once):
             last = min(first + at_once, total)
             parts = self._parts(used, last - first)
-            rows = Rows(step, first, last, width, *parts, by_library, scored_by_library)
+            early = by_library and not limited and self._early(step, q.device)
+            rows = Rows(step, first, last, width, *parts, by_library, scored_by_library, early)
             if limited:
                 assert candidates is not None
                 self._candidate_scores(q, weights, cache, rows, candidates, fan)
@@ -206,6 +207,11 @@ class Selection:
             begin += rows * each
         scores, tops, lists = found
         return scores.view(torch.float32), tops.view(torch.float32), lists
+
+    def _early(self, step: Step, device: torch.device) -> bool:
+        """Of a prompt's rows each would hold a multiprocessor's room while it waits."""
+        few = step.longest <= launch_cuda.DECODED
+        return self.tuning.early and few and torch.cuda.get_device_capability(device) >= (9, 0)
 
     def _splits(self, programs: int, width: int, keys: int, device: torch.device) -> int:
         """Programs that share one row's keys."""
@@ -249,6 +255,7 @@ class Selection:
             KEYS=keys,
             FAN=fan,
             PACKED=q.is_cuda,
+            EARLY=rows.early,
             num_warps=tuning.warps or warps,
             num_stages=tuning.stages or stages,
         )
@@ -373,6 +380,7 @@ class Rows:
     lists: Tensor
     by_library: bool = False  # chosen of
     scored_by_library: bool = False
+    early: bool = False  # the choice starts while Triton's scores end
 
 
 def with_tuning(selection: Selection, **changes: Any) -> Selection:

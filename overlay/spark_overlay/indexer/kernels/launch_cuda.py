@@ -140,7 +140,7 @@ def choose(
         fan=fan,
         size=1 if candidates is None else candidates.size,
         entries=entries,
-        early=rows.scored_by_library,
+        early=rows.scored_by_library or rows.early,
     )
     if candidates is not None:
         args.chosen, args.chosen_row = candidates.chosen.data_ptr(), candidates.chosen.stride(0)
