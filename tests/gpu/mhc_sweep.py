@@ -1,7 +1,7 @@
 """Which geometries of mHC's kernels are right and how long each takes: ``mhc_sweep.py OUT LIMIT``.
 
-Workers compile and compare first, all cores at once; then everything is timed alone. JSON into
-OUT/mhc_sweep.json after each step; a short table last.
+Workers compile and compare first, all cores at once (``--compare``: that alone, beside other work);
+then everything is timed alone. JSON into OUT/mhc_sweep.json after each step; a short table last.
 """
 
 from __future__ import annotations
@@ -122,7 +122,7 @@ def works(tokens: int) -> list[Any]:
     return made
 
 
-def main(out: Path, limit: float) -> None:
+def main(out: Path, limit: float, only_compare: bool) -> None:
     began = time.monotonic()
     rows: dict[str, Any] = {}
 
@@ -184,7 +184,12 @@ def main(out: Path, limit: float) -> None:
                     row["error"] = f"{type(error).__name__}: {error}"[:300]
             save()
 
-    compare([*ONE, *TWO])
+    if (out / "mhc_sweep.json").exists():
+        rows |= json.loads((out / "mhc_sweep.json").read_text())
+    else:
+        compare([*ONE, *TWO])
+    if only_compare:
+        return
     rows["floor"] = {"us": {"0": round(floor(), 2)}}
     print("a launch of nothing", rows["floor"]["us"]["0"], flush=True)
     measure([*TWO], LARGE)
@@ -212,4 +217,4 @@ if __name__ == "__main__":
     if sys.argv[1] == "--work":
         work(sys.argv[2:])
     else:
-        main(Path(sys.argv[1]), float(sys.argv[2]))
+        main(Path(sys.argv[1]), float(sys.argv[2]), "--compare" in sys.argv)

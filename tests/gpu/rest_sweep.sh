@@ -44,6 +44,11 @@ if ((${#peer[@]})); then
         begin "tilelang_$rows" 80 python3 overlay/benchmarks/mhc.py --compile --rows "$rows"
     done
 fi
+begin mhc_compare 80 python3 tests/gpu/mhc_sweep.py "$OUT" 75 --compare
+for names in "1 x 1, 16K" "1 x 1, 128K" "1 x 1, 600K" "1 x 4, 128K" "1 x 4, 600K" "4 x 4" "8 x 1" "1 x 6"; do
+    begin "compile_${names//[ ,]/}" 80 env SPARK_INDEXER_LIBRARY=none \
+        python3 overlay/benchmarks/indexer.py --compile "$names"
+done
 wait "${building[@]}"
 echo "libraries after $((SECONDS - began)) s"
 tests=(python3 -m pytest -q -m gpu -p no:cacheprovider)
@@ -51,21 +56,23 @@ begin numerics_inserts 80 "${tests[@]}" tests/gpu/test_insert_kernels.py
 for n in "${threads[@]}"; do
     begin "numerics_$n" 80 env "SPARK_INDEXER_LIBRARY=$(library "$n")" "${tests[@]}" tests/gpu/test_indexer_kernels.py
 done
+begin rest_indexer_compile 60 env "SPARK_INDEXER_LIBRARY=$(library 512)" \
+    python3 tests/gpu/rest_sweep.py indexer "$OUT" compile --seconds 50
 wait "${jobs[@]}"
 echo "numerics after $((SECONDS - began)) s"
 for n in inserts "${threads[@]}"; do echo "numerics_$n: $(tail -n 1 "$OUT/numerics_$n.log")"; done
 part rest_inserts 35 python3 tests/gpu/rest_sweep.py inserts "$OUT"
+part mhc_sweep 30 python3 tests/gpu/mhc_sweep.py "$OUT" 28
+part mhc 20 python3 overlay/benchmarks/mhc.py "${peer[@]}" --quick --rows 1 4 16 32 \
+    --commit "${COMMIT:-unknown}" --json "$OUT/mhc.json"
 stock=()
 ((${#peer[@]})) && stock=(--stock)
-for n in "${threads[@]}"; do
-    part "rest_indexer_$n" 22 env "SPARK_INDEXER_LIBRARY=$(library "$n")" \
+for n in 512 256 1024; do
+    part "rest_indexer_$n" 20 env "SPARK_INDEXER_LIBRARY=$(library "$n")" \
         python3 tests/gpu/rest_sweep.py indexer "$OUT" "$n" --seconds 16 "${stock[@]}"
     stock=()
 done
-part mhc_sweep 40 python3 tests/gpu/mhc_sweep.py "$OUT" 38
-part mhc 25 python3 overlay/benchmarks/mhc.py "${peer[@]}" --quick --rows 1 4 16 32 \
-    --commit "${COMMIT:-unknown}" --json "$OUT/mhc.json"
-part inserts 30 python3 overlay/benchmarks/inserts.py "${peer[@]}" --quick \
+part inserts 25 python3 overlay/benchmarks/inserts.py "${peer[@]}" --quick \
     --commit "${COMMIT:-unknown}" --json "$OUT/inserts.json"
 tail -n 30 "$OUT/rest_inserts.log" | cut -c1-160
 for n in "${threads[@]}"; do echo "== $n threads"; cut -c1-170 "$OUT/rest_indexer_$n.log" | grep us; done
