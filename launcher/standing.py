@@ -53,7 +53,7 @@ def standing(app: App, probe: float | None = None) -> Report:
     deployment = app.store.load().deployment
     launcher = lock.holder(app.lock)
     # Without a record the pair may run all the same, when its state was lost.
-    lost = deployment is None and launcher is None and aftermath.left_behind(app)
+    lost = deployment is None and launcher is None and aftermath.left_behind(app).there
     runtime = app.runtime(PAIR if lost else app.recorded_name(), PATIENCE)
     ranks = tuple(together(runtime.inspect, ROLES))
     if deployment is None:

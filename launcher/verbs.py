@@ -65,7 +65,8 @@ def restart(app: App, args: argparse.Namespace) -> int:
 def stop(app: App, args: argparse.Namespace) -> int:
     with lock.hold(app.lock, "stop"):
         recorded = app.store.load().deployment
-        name = _to_stop(app)
+        left = aftermath.Unrecorded() if recorded else aftermath.left_behind(app)
+        name = recorded.name if recorded else PAIR if left.there else REHEARSAL
         began = time.monotonic()
         grace = aftermath.GRACE if name == PAIR else GRACE
         before = stop_all(
@@ -75,18 +76,12 @@ def stop(app: App, args: argparse.Namespace) -> int:
             if recorded is not None:
                 aftermath.settle(app, recorded)
             app.console.say(f"the {name} is stopped ({span(time.monotonic() - began)})", "good")
-        else:
-            also = "" if recorded else "; no deployment is recorded"
-            app.console.say(f"nothing of the {name} ran{also}")
+        elif recorded or left.there:
+            app.console.say(f"nothing of the {name} ran")
+        else:  # whose user asks is not known: both are told of
+            nothing = "no deployment is recorded; nothing of the rehearsal ran"
+            app.console.say(f"{nothing}; {left.told()}")
     return 0
-
-
-def _to_stop(app: App) -> str:
-    """The deployment recorded; without a record, the pair if its containers are here."""
-    recorded = app.store.load().deployment
-    if recorded is not None:
-        return recorded.name
-    return PAIR if aftermath.left_behind(app) else REHEARSAL
 
 
 def doctor(app: App, args: argparse.Namespace) -> int:

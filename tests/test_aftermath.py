@@ -12,7 +12,8 @@ from dataclasses import dataclass, field
 from io import StringIO
 
 from launcher.console import Console
-from launcher.pair.aftermath import SLACK, wait_for_memory
+from launcher.pair.aftermath import SLACK, of_ranks, wait_for_memory
+from launcher.runtimes.base import RankStatus
 
 GIB = 1 << 30
 BEFORE = {"head": 115 * GIB, "worker": 117 * GIB}
@@ -61,3 +62,16 @@ def test_memory_that_does_not_come_back_is_told_with_the_figure_and_stops_nothin
 def test_a_little_less_than_before_is_enough() -> None:
     nodes = Nodes(lambda now: {role: have - SLACK for role, have in BEFORE.items()})
     assert nodes.wait()
+
+
+def test_what_a_pair_without_a_record_has_left_is_told_in_its_own_words() -> None:
+    absent = [RankStatus("worker", "absent"), RankStatus("head", "absent")]
+    told = of_ranks(absent).told()
+    assert told == "the pair has no container of this checkout on the head or the worker"
+    other = RankStatus("head", "absent", note="dsv41-head is of spark:/other")
+    assert "dsv41-head is of spark:/other" in of_ranks([absent[0], other]).told()
+    lost = RankStatus("worker", "unreachable", note="no answer")
+    told = of_ranks([lost, absent[1]]).told()
+    assert "not seen: the worker cannot be reached (no answer)" in told and "doctor" in told
+    for state in ("running", "exited"):
+        assert of_ranks([lost, RankStatus("head", state)]).there  # type: ignore[arg-type]

@@ -20,6 +20,7 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import stub_launcher
@@ -27,6 +28,7 @@ from settings_root import settings_of
 from test_state import DEPLOYMENT
 
 from launcher import cli, file_errors, lock, ports
+from launcher.runtimes.base import RankStatus
 from launcher.state import Store
 
 HERE = Path(__file__).resolve().parent
@@ -147,7 +149,7 @@ def test_from_down_through_starting_to_serving_and_back(checkout: Checkout) -> N
 
     stopped = checkout.run("stop")
     assert stopped.code == 0, stopped.said
-    assert "is stopped" in stopped.said
+    assert "the rehearsal is stopped" in stopped.said
     assert checkout.run("status").code == 1
     # The watcher ends without a report: this end was asked for.
     until(lambda: "stopped or replaced" in "".join(read(checkout.logs / "runs")))
@@ -226,6 +228,30 @@ def test_a_taken_port_is_told_with_its_holder_before_anything_starts(checkout: C
     taken = f"port {checkout.port} on 127.0.0.1 is taken by pid {os.getpid()} of user"
     assert taken in refused.said
     assert not (checkout.logs / "ranks").exists()
+
+
+def test_a_stop_without_a_record_tells_of_the_pair_too(
+    checkout: Checkout, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    checkout.configure("HEAD_IP=192.0.2.1", "WORKER_IP=192.0.2.3")  # of no machine, by RFC 5737
+    stopped = checkout.run("stop")
+    assert stopped.code == 0
+    assert "no deployment is recorded; nothing of the rehearsal ran" in stopped.said
+    assert "of the pair runs was not seen: HEAD_IP 192.0.2.1 is no address" in stopped.said
+    # On the head both nodes are asked.
+    monkeypatch.setattr("launcher.link.head_ip", lambda *_: [])
+    asked: list[str] = []
+
+    def inspect(role: str) -> RankStatus:
+        asked.append(role)
+        return RankStatus(role, "absent")
+
+    pair = SimpleNamespace(inspect=inspect)
+    monkeypatch.setattr("launcher.pair.reach.runtime", lambda *_, **__: pair)
+    stopped = checkout.run("stop")
+    assert stopped.code == 0
+    assert "the pair has no container of this checkout on the head or the worker" in stopped.said
+    assert sorted(asked) == ["head", "worker"]
 
 
 REACH = {

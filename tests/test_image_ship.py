@@ -61,6 +61,7 @@ class Machine:
     def __init__(self, store: Store, brings: Image | None = None, fails: str = "") -> None:
         self.store, self.brings, self.fails = store, brings, fails
         self.files: dict[Path, int] = {}
+        self.others = False  # the folder for the tar is another account's
 
     def run(self, argv: Sequence[str], **_: Any) -> Done:
         if argv[:2] == ["docker", "load"]:
@@ -68,7 +69,7 @@ class Machine:
                 return Done(tuple(argv), 1, b"", self.fails.encode())
             if self.brings:
                 self.store.names[TRAVELLING] = self.brings
-        return Done(tuple(argv), 0, b"", b"")
+        return Done(tuple(argv), int("-O" in " ".join(argv) and self.others), b"", b"")
 
     def free_bytes(self, path: Path) -> int:
         return 1 << 40
@@ -136,9 +137,7 @@ def test_a_stream_takes_away_what_a_broken_off_copy_left(
 ) -> None:
     way = made(brings=IMAGE)
     way.worker.files[way.tar] = SIZE // 2
-    tar = way.ship.folder / "kit_1.tar"
-    tar.parent.mkdir()
-    tar.touch()
+    left = staged_files(way)
 
     def through(*_: Any) -> Ended:
         way.there.names[TRAVELLING] = IMAGE
@@ -147,7 +146,34 @@ def test_a_stream_takes_away_what_a_broken_off_copy_left(
     monkeypatch.setattr(ship.pipe, "through", through)
     replace(way.ship, keep=keep).ship("stream", IMAGE)
     assert way.there.names == {NAME: IMAGE} and way.worker.files == {}
-    assert tar.exists() == keep
+    assert [path.exists() for path in left] == [keep] * 3
+
+
+def staged_files(way: Way) -> list[Path]:
+    """The head's tar with its note, and what a save that was killed left."""
+    way.ship.folder.mkdir()
+    made = [way.ship.folder / f"kit_1.tar{end}" for end in ("", ".json", ".part")]
+    for path in made:
+        path.touch()
+    return made
+
+
+def test_only_what_is_ours_is_taken_away_once_the_worker_has_the_image(made: Any) -> None:
+    way = made()
+    left = staged_files(way)
+    others = [way.ship.folder / name for name in ("kit_2.tar", "kit_1.tar.gz")]
+    for path in others:
+        path.touch()
+    way.worker.files = {way.tar: SIZE // 2, Path("/tmp/dsv41-ship/kit_2.tar"): SIZE}
+    way.ship.clean()
+    assert not any(path.exists() for path in left) and all(path.exists() for path in others)
+    assert list(way.worker.files) == [Path("/tmp/dsv41-ship/kit_2.tar")]
+    # A tar without our note, and a folder of the worker that is another's, are left.
+    left[0].touch()
+    way.worker.files = {way.tar: SIZE}
+    way.worker.others = True
+    way.ship.clean()
+    assert left[0].exists() and way.worker.files == {way.tar: SIZE}
 
 
 def test_other_layers_never_get_the_name_and_are_copied_anew(made: Any) -> None:

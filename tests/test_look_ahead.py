@@ -1,4 +1,4 @@
-"""What the image's and the weights' steps see before a pair that serves is ended for them."""
+"""What the image's step sees before a pair that serves is ended for it."""
 
 from __future__ import annotations
 
@@ -7,8 +7,6 @@ if __name__ == "__main__":  # before the imports that a bare Python lacks
 
     main(__file__)
 
-import json
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from io import StringIO
 from pathlib import Path
@@ -21,16 +19,12 @@ from settings_root import settings_of
 from launcher.console import Console
 from launcher.errors import LauncherError
 from launcher.facts.docker import Image
-from launcher.findings import Finding, warning
 from launcher.image import bring, registry
 from launcher.image.bring import Bring
 from launcher.image.registry import OutOfReach, Remote
-from launcher.nodes.base import Done
 from launcher.record import Unkept
+from launcher.steps.base import Step
 from launcher.steps.image import ImageStep
-from launcher.steps.weights import Weights
-from launcher.weights.backend import Mounts
-from launcher.weights.nfs import Nfs
 
 NAME, BASE = "r.io/a/kit:1", "r.io/a/base:1"
 RECIPE = "s1"
@@ -47,6 +41,7 @@ class Store:
 
     names: dict[str, Image]
     shut: str = ""
+    pull: Any = None
 
     def find(self, name: str) -> Image | None:
         return self.names.get(name)
@@ -74,7 +69,10 @@ class Made:
         settings = settings_of(self.tmp, f"IMAGE={NAME}\nBASE_IMAGE={BASE}\n{dotenv}")
         said = StringIO()
         console = Console(said, said)
-        way = SimpleNamespace(look_ahead=lambda how, image: self.shipped.append(how))
+        way = SimpleNamespace(
+            look_ahead=lambda how, image: self.shipped.append(how),
+            clean=lambda: self.shipped.append("cleaned"),
+        )
         made = Bring(
             root=self.tmp,
             settings=settings,
@@ -149,7 +147,7 @@ def test_what_is_to_be_built_or_copied_is_not_done(pair: Made, flags: str) -> No
     assert not step.done(ctx)
 
 
-def refused(step: ImageStep | Weights, ctx: Any) -> str:
+def refused(step: Step, ctx: Any) -> str:
     with pytest.raises(LauncherError) as told:
         step.look_ahead(ctx)
     return str(told.value)
@@ -197,189 +195,26 @@ def test_what_is_to_be_copied_needs_room(pair: Made) -> None:
     assert pair.shipped == ["auto"]
 
 
-# ---- the weights ----
-
-
-@dataclass
-class Way:
-    name: str
-    blocked: Sequence[Finding] = ()
-    faults: Sequence[Finding] = ()
-    calls: list[str] = field(default_factory=list)
-
-    def obstacles(self) -> list[Finding]:
-        self.calls.append("obstacles")
-        return list(self.blocked)
-
-    def bring(self) -> None:
-        raise AssertionError("looking brings nothing")
-
-    def wrong(self) -> list[Finding]:
-        self.calls.append("wrong")
-        return list(self.faults)
-
-    def amiss(self) -> list[Finding]:
-        self.calls.append("amiss")
-        return list(self.faults)
-
-    def mounts(self) -> Mounts:
-        return Mounts()
-
-
-def weights(tmp: Path, *ways: Way, dotenv: str = "") -> tuple[Weights, Any]:
-    step = Weights(work=lambda ctx: cast(Any, None), ways=lambda work: ways)
-    return step, SimpleNamespace(settings=settings_of(tmp, dotenv))
-
-
-BLOCKED = Finding("the head has no zfs", "ZFS on both nodes", "install it")
-LACKING = Finding("the worker lacks a file", "all", "bring it")
-
-
-def test_weights_without_a_way_are_refused_though_all_may_be_there(tmp_path: Path) -> None:
-    told = refused(*weights(tmp_path, Way("zfs", [BLOCKED], [LACKING])))
-    assert BLOCKED.found in told and LACKING.found not in told
-    both = Way("nfs", [BLOCKED], [LACKING]), Way("zfs", [BLOCKED], [LACKING])
-    assert "2 things are in the way" in refused(*weights(tmp_path, *both))
-    for free in (
-        (Way("nfs", [BLOCKED], [LACKING]), Way("rsync", (), [LACKING])),
-        (Way("nfs", [warning("w", "n", "m")], [LACKING]),),
-    ):
-        step, ctx = weights(tmp_path, *free)
-        step.look_ahead(ctx)
-    # Found there by a way that cannot be taken, it would be brought by it all the same.
-    refused(*weights(tmp_path, Way("zfs", [BLOCKED])))
-
-
-def test_what_skip_sync_would_mount_is_proven_before(tmp_path: Path) -> None:
-    way = Way("nfs", [BLOCKED], [LACKING])
-    told = refused(*weights(tmp_path, way, dotenv="SKIP_SYNC=1\n"))
-    assert LACKING.found in told and way.calls == ["amiss"]
-    whole = Way("nfs", [BLOCKED])
-    step, ctx = weights(tmp_path, whole, dotenv="SKIP_SYNC=1\n")
-    step.look_ahead(ctx)
-    assert whole.calls == ["amiss"]
-
-
-# ---- the export and the volumes ----
-
-
-@dataclass
-class Machine:
-    """A node that answers a command by the first of its words that is known; ``ran``: all."""
-
-    name: str
-    answers: dict[str, tuple[int, str]]
-    ran: list[str] = field(default_factory=list)
-
-    def run(self, argv: Sequence[str], **_: Any) -> Done:
-        words = " ".join(argv)
-        self.ran.append(words)
-        for known, (status, text) in self.answers.items():
-            if known in words:
-                return Done(tuple(argv), status, text.encode(), b"")
-        return Done(tuple(argv), 0, b"", b"")
-
-
-def nfs(tmp: Path, head: Machine, worker: Machine, dotenv: str = "") -> Nfs:
-    work = SimpleNamespace(
-        settings=settings_of(tmp, f"{dotenv}\nIMAGE={NAME}\n"),
-        head=head,
-        worker=worker,
-        manifest=SimpleNamespace(parts=()),
-        sources={"model": "/srv/model", "engram": "/srv/engram"},
-        address="10.0.0.1",
-        prefix=24,
-        owner="me",
-        folder=tmp,
-        cache_root=tmp / "cache",
-        console=Console(StringIO(), StringIO()),
-        record=Unkept(tmp),
-    )
-    return Nfs(cast(Any, work))
-
-
-ABSENT = (1, "Error: No such container")
-NO_VOLUME = (1, "Error: no such volume")
-
-
-def test_an_exporter_that_serves_is_ended_only_when_the_next_one_can_be_run(
-    tmp_path: Path,
-) -> None:
-    (tmp_path / "docker" / "nfs").mkdir(parents=True)
-    for name in ("Dockerfile", "entrypoint.sh"):
-        (tmp_path / "docker" / "nfs" / name).write_text("x")
-    old = {
-        "State": {"Status": "running"},
-        "Config": {"Labels": {"dsv41.exporter": "me", "dsv41.export": "of other directories"}},
-        "Image": "sha256:old",
-    }
-    head = Machine(
-        "head",
-        {
-            "container inspect": (0, json.dumps([old])),
-            "docker build": (1, "no network"),
-            "exportfs": (0, ""),
-        },
-    )
-    worker = Machine("worker", {"volume inspect": NO_VOLUME})
-    with pytest.raises(LauncherError, match="could not be built"):
-        nfs(tmp_path, head, worker).bring()
-    assert not [words for words in head.ran if words.startswith(("docker stop", "docker rm"))]
-
-
-def test_host_nfs_without_rights_or_a_server_is_seen_before(tmp_path: Path) -> None:
-    worker = Machine("worker", {"volume inspect": NO_VOLUME, "create_connection": (1, "refused")})
-    shut = Machine("head", {"sudo -n": (1, ""), "container inspect": ABSENT})
-    (found,) = nfs(tmp_path, shut, worker, "HOST_NFS=1").obstacles()
-    assert "may not change the head's exports" in found.found
-    assert "sudo exportfs -ra" in found.needed
-    worker.answers["create_connection"] = (0, "")  # done by hand earlier
-    assert nfs(tmp_path, shut, worker, "HOST_NFS=1").obstacles() == []
-    bare = Machine("head", {"command -v exportfs": (127, ""), "container inspect": ABSENT})
-    (found,) = nfs(tmp_path, bare, worker, "HOST_NFS=1").obstacles()
-    assert "has no exportfs" in found.found and "nfs-kernel-server" in found.mend
-
-
 @pytest.mark.parametrize(
-    ("kind", "users", "said"),
+    ("flags", "worker", "pulls", "done"),
     [
-        ("nfs", "our-worker", ""),  # which has ended by then
-        ("nfs", "our-worker\nother", "is used by other"),
-        ("none", "", "is no NFS mount"),
+        ("", RECIPE, "", ["cleaned"]),  # it has it
+        ("", "old", RECIPE, ["pulled", "cleaned"]),
+        ("SKIP_SHIP=1", RECIPE, "", []),
     ],
 )
-def test_a_volume_that_cannot_give_way_is_seen_before(
-    tmp_path: Path, kind: str, users: str, said: str
+def test_what_a_broken_off_copy_left_goes_however_the_worker_got_the_image(
+    pair: Made, flags: str, worker: str, pulls: str, done: list[str]
 ) -> None:
-    there = {"Driver": "local", "Options": {"type": kind, "o": "addr=10.9.9.9"}}
-    head = Machine("head", {"container inspect": ABSENT})
-    worker = Machine(
-        "worker",
-        {
-            "volume inspect": (0, json.dumps(there)),
-            "label=dsv41.owner=me": (0, "our-worker"),
-            "docker ps": (0, users),
-        },
-    )
-    found = nfs(tmp_path, head, worker).obstacles()
-    assert len(found) == (2 if said else 0)
-    assert all(said in each.found for each in found)
+    images = {RECIPE: image(), "old": image("old", "sha256:x")}
+    pair.worker.names[NAME] = images[worker]
+    pair.answers[NAME] = Remote(RECIPE, image().layers, "sha256:d", GB)
 
+    def pull(name: str, *_: Any) -> None:
+        pair.shipped.append("pulled")
+        pair.worker.names[name] = images[pulls]
 
-def test_a_mount_is_read_through_ahead_where_the_image_is_there(tmp_path: Path) -> None:
-    head = Machine("head", {})
-    worker = Machine("worker", {"image inspect": (1, ""), "volume inspect": NO_VOLUME})
-    way = nfs(tmp_path, head, worker)
-    assert "is not there" in way.amiss()[0].found
-    volumes = way.mounts().volumes
-    there = {
-        f"{{{{json .}}}} {each.name}": (
-            0,
-            json.dumps({"Driver": "local", "Options": dict(each.options)}),
-        )
-        for each in volumes.values()
-    }
-    worker.answers = {**there, **worker.answers}
-    assert way.amiss() == []  # nothing to read through yet
-    worker.answers["create_connection"] = (1, "refused")
-    assert "no NFS server answers" in way.amiss()[0].found
+    pair.worker.pull = pull
+    step, ctx = pair.step(flags)
+    step.do(ctx)
+    assert pair.shipped == done

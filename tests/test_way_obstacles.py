@@ -10,6 +10,7 @@ if __name__ == "__main__":  # before the imports below, which this Python may la
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from io import StringIO
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -17,6 +18,7 @@ from typing import Any, cast
 import pytest
 from settings_root import settings_of
 
+from launcher.console import Console
 from launcher.nodes.base import Done
 from launcher.nodes.local import LocalNode
 from launcher.steps import weights
@@ -65,9 +67,12 @@ def found(tmp_path: Path, head: Head, dotenv: str = "") -> list[str]:
         address="10.0.0.1",
         prefix=24,
         owner="spark:/kit",
+        folder=Path(__file__).resolve().parents[1],
         cache_root=tmp_path / "cache",
+        console=Console(StringIO(), StringIO()),
     )
-    return [f"{each.found}; {each.mend}" for each in Nfs(cast(Work, work)).obstacles()]
+    way = Nfs(cast(Work, work), shut=lambda name: "")
+    return [f"{each.found}; {each.mend}" for each in way.obstacles()]
 
 
 def test_a_rank_under_the_exporter_s_name_is_never_to_be_removed(tmp_path: Path) -> None:

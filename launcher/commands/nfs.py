@@ -126,6 +126,15 @@ def recipe(files: Mapping[str, bytes]) -> str:
     return hashlib.sha256(json.dumps(told).encode()).hexdigest()[:16]
 
 
+def base(dockerfile: str) -> str:
+    """The image that the exporter's is built on. Raises ValueError where none is named."""
+    for line in dockerfile.splitlines():
+        key, _, name = line.partition("=")
+        if key.strip() == "ARG BASE_IMAGE":
+            return name.strip()
+    raise ValueError("no line ARG BASE_IMAGE=… in docker/nfs/Dockerfile")
+
+
 def build(image: str, stamp: str, folder: str) -> tuple[str, ...]:
     return ("docker", "build", "--tag", image, "--label", f"{RECIPE}={stamp}", folder)
 

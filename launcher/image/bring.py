@@ -244,17 +244,26 @@ class Bring:
                 "start without SKIP_SHIP=1, or bring it there: docker save on the head, docker "
                 "load on the worker",
             )
-        if way == "pull":
-            self.console.say(f"  the worker pulls {self.name} itself")
-            try:
-                self._pulled(self.there)
-                if identity.same(image, self.there.find(self.name)):
-                    return
-                self.console.warn("what the worker pulled is another image; the head's is copied")
-            except PullFailed as error:
-                self.console.warn(f"the worker could not pull it: {error}; the head's is copied")
+        ship = self.ship(self._platform(image))
+        if way == "pull" and self._worker_pulls(image):
+            way = "keep"
         if way != "keep":
-            self.ship(self._platform(image)).ship(self.settings.text("IMAGE_SHIP"), image)
+            ship.ship(self.settings.text("IMAGE_SHIP"), image)
+        elif not flags.skip_ship:
+            ship.clean()
+
+    def _worker_pulls(self, image: Image) -> bool:
+        """Whether the worker has the head's image now. If not, why is told."""
+        self.console.say(f"  the worker pulls {self.name} itself")
+        try:
+            self._pulled(self.there)
+        except PullFailed as error:
+            self.console.warn(f"the worker could not pull it: {error}; the head's is copied")
+            return False
+        if identity.same(image, self.there.find(self.name)):
+            return True
+        self.console.warn("what the worker pulled is another image; the head's is copied")
+        return False
 
     # -- both
 

@@ -29,9 +29,9 @@ LOAD = 3600.0  # seconds
 #: rsync's ends by the way: a socket, the protocol's stream, a time limit, ssh itself.
 BROKEN = (10, 12, 30, 35, 255)
 
-# $1 is made and is this account's alone; nobody else can have put a file or a link there.
-_FOLDER = 'mkdir -p -- "$(dirname -- "$1")" && (mkdir -m 700 -- "$1" 2>/dev/null || :) && \
-[ -d "$1" ] && [ ! -L "$1" ] && [ -O "$1" ] && [ -w "$1" ]'
+# $1 is this account's alone; nobody else can have put a file or a link there.
+_OURS = '[ -d "$1" ] && [ ! -L "$1" ] && [ -O "$1" ] && [ -w "$1" ]'
+_FOLDER = 'mkdir -p -- "$(dirname -- "$1")" && (mkdir -m 700 -- "$1" 2>/dev/null || :) && ' + _OURS
 
 
 @dataclass(frozen=True)
@@ -64,7 +64,7 @@ class Ship:
             self._arrived(travelling, image)
         finally:
             self.here.untag(travelling)
-        self._clean()
+        self.clean()
 
     def look_ahead(self, how: str, image: Image) -> None:
         """Raises LauncherError where there is no room for it."""
@@ -155,12 +155,15 @@ class Ship:
         self.there.tag(travelling, self.name)
         self.there.untag(travelling)
 
-    def _clean(self) -> None:
-        """After a stream, too: a copy that broke off before it may have left both."""
-        self.worker.remove(Path(self._far))
+    def clean(self) -> None:
+        """Once the worker has the image by any way: take away what a copy that broke off has left
+        of its tar on both nodes. Ours alone, by name, and by our folder or note beside it."""
+        parent = str(self._far.parent)
+        if self.worker.run(["sh", "-c", _OURS, "sh", parent], timeout=30).status == 0:
+            self.worker.remove(Path(self._far))
         if not self.keep:
             with contextlib.suppress(NotADirectoryError):  # a stream needs no folder
-                staged.remove(self._tar)
+                staged.discard(self._tar)
 
     # -- places and room
 

@@ -42,7 +42,7 @@ def save(
     """Make the tar by ``argv``, whole or not at all; its bytes. Raises LauncherError."""
     path.parent.mkdir(parents=True, exist_ok=True)
     remove(path)
-    part = path.with_name(path.name + ".part")
+    part = _part(path)
     try:
         ended = pipe.into_file(argv, part, tick)
         if not ended.well:
@@ -66,8 +66,16 @@ def save(
 
 
 def remove(path: Path) -> None:
-    _note(path).unlink(missing_ok=True)
-    path.unlink(missing_ok=True)
+    """The tar, and what a save that was killed has left of one."""
+    for each in (_note(path), path, _part(path)):
+        each.unlink(missing_ok=True)
+
+
+def discard(path: Path) -> None:
+    """The same; but a tar that was not made here stays."""
+    if _note(path).exists():
+        remove(path)
+    _part(path).unlink(missing_ok=True)
 
 
 def layers_of(path: Path) -> list[str]:
@@ -95,6 +103,10 @@ def _json(tar: tarfile.TarFile, name: str) -> Any:
 
 def _note(path: Path) -> Path:
     return path.with_name(path.name + ".json")
+
+
+def _part(path: Path) -> Path:
+    return path.with_name(path.name + ".part")
 
 
 def _not_saved(part: Path, said: str) -> LauncherError:

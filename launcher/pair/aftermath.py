@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 
 from launcher.app import PAIR, App
 from launcher.console import Console
@@ -11,6 +12,7 @@ from launcher.errors import LauncherError
 from launcher.nodes.base import Node
 from launcher.nodes.local import LocalNode, memory_available
 from launcher.pair import reach
+from launcher.runtimes.base import RankStatus
 from launcher.state import DeploymentRecord
 from launcher.steps.base import ROLES
 from launcher.together import together
@@ -80,17 +82,42 @@ def wait_for_memory(
         sleep(LOOK)
 
 
-def left_behind(app: App) -> bool:
-    """Whether a node has a container of ours though no deployment is recorded. Nobody is asked
-    from a machine that is not the head."""
+@dataclass(frozen=True)
+class Unrecorded:
+    """What both nodes have of a pair of which no deployment is recorded. ``unseen``: why that is
+    not known, "" where both were asked; ``strangers``: containers of its names that are others'."""
+
+    there: bool = False
+    unseen: str = ""
+    strangers: tuple[str, ...] = ()
+
+    def told(self) -> str:
+        """Why nothing of the pair was ended, where nothing was ``there``."""
+        if self.unseen:
+            return f"whether anything of the pair runs was not seen: {self.unseen}"
+        others = f" ({'; '.join(self.strangers)})" if self.strangers else ""
+        return f"the pair has no container of this checkout on the head or the worker{others}"
+
+
+def left_behind(app: App) -> Unrecorded:
+    """What a pair has left though no deployment is recorded. Nobody is asked from a machine that
+    is not the head."""
     from launcher.link import head_ip
     from launcher.survey import local_interfaces
 
     try:
         settings = app.settings(deployment=PAIR, say=lambda line: None)
-        if head_ip(settings.text("HEAD_IP"), local_interfaces(LocalNode("head"))):
-            return False
-        found = together(app.runtime(PAIR, PATIENCE).inspect, ROLES)
-    except LauncherError:
-        return False
-    return any(rank.state in ("running", "exited") for rank in found)
+        if elsewhere := head_ip(settings.text("HEAD_IP"), local_interfaces(LocalNode("head"))):
+            return Unrecorded(unseen=elsewhere[0].found)
+        return of_ranks(together(app.runtime(PAIR, PATIENCE).inspect, ROLES))
+    except LauncherError as error:
+        return Unrecorded(unseen=error.found)
+
+
+def of_ranks(ranks: Sequence[RankStatus]) -> Unrecorded:
+    lost = [f"the {rank.role} {rank.ending()}" for rank in ranks if rank.state == "unreachable"]
+    return Unrecorded(
+        there=any(rank.state in ("running", "exited") for rank in ranks),
+        unseen="; ".join([*lost, "./start.sh doctor shows why"] if lost else []),
+        strangers=tuple(rank.note for rank in ranks if rank.state == "absent" and rank.note),
+    )

@@ -59,6 +59,7 @@ def work(
         owner=pair.at.owner,
         folder=app.root,
         cache_root=root,
+        far_cache_root=worker.cache_root,
         console=app.console,
         record=record,
     )

@@ -29,7 +29,7 @@ class Work:
 
     sources  the head's directories, targets  the worker's (of a copy), by role.
     address  of the head on the link, with the length of its network's prefix.
-    folder   of the checkout; cache_root  of the head.
+    folder   of the checkout; cache_root  of the head, far_cache_root  of the worker.
     """
 
     settings: Settings
@@ -43,6 +43,7 @@ class Work:
     owner: str
     folder: Path
     cache_root: Path
+    far_cache_root: str
     console: Console
     record: Record
 

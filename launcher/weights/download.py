@@ -20,8 +20,8 @@ from launcher.facts.base import gib
 from launcher.findings import Finding, refuse
 from launcher.nodes.base import Node
 from launcher.record import Record
-from launcher.weights import aside, proof
 from launcher.weights import manifest as manifests
+from launcher.weights import proof, replaced
 from launcher.weights.hub import KEYS, PASSING, Hub, HubError
 from launcher.weights.manifest import ROLES, Manifest, Part, Role
 from launcher.weights.pace import Pace, size
@@ -321,8 +321,9 @@ def _fetch(job: Job, part: Part, faults: Sequence[Fault], before: Part | None) -
     """Rounds over what is not right yet, until all is or rounds bring nothing. ``before``: what
     the part was."""
     directory = job.directories[part.role]
-    for fault in faults:
-        _keep_aside(job, part.role, directory / fault.name, before)
+    folder = str(job.cache_root / "replaced" / part.role)
+    ours = before.entries if before else ()
+    replaced.keep(job.node, str(directory), folder, faults, ours, job.console)
     left, vain = list(faults), 0
     while left:
         count = len(left)
@@ -369,14 +370,6 @@ def _came_wrong(part: Part, directory: Path, left: Sequence[Fault]) -> list[Find
         f" broken: see the page of {part.repo}"
     )
     return proof.findings("head", part.role, str(directory), left, mend)
-
-
-def _keep_aside(job: Job, role: Role, path: Path, before: Part | None) -> None:
-    settled = {entry.name: entry for entry in before.entries} if before else {}
-    with contextlib.suppress(OSError):
-        folder = job.cache_root / "replaced" / role
-        if kept := aside.keep(path, folder, settled.get(path.name)):
-            job.console.say(f"    what {path.name} was is kept in {kept}")
 
 
 __all__ = ["KEYS", "Job", "bring", "clean"]

@@ -6,7 +6,7 @@ import json
 import os
 import shlex
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, cast
 
@@ -14,18 +14,17 @@ from launcher.commands import nfs
 from launcher.commands.container import ENGRAM, MODEL, OWNER
 from launcher.commands.nfs import Export, Volume
 from launcher.errors import LauncherError
-from launcher.findings import Finding, refuse
+from launcher.findings import Finding, refuse, stopping
 from launcher.nodes.base import Node
 from launcher.weights import proof, volumes
 from launcher.weights.backend import STEP, Mounts, Work
+from launcher.weights.exporter_image import ExporterImage, image_id, out_of_reach
 from launcher.weights.manifest import Role
 from launcher.weights.readable import more_under, unreadable
 
 READY = 20.0  # seconds for an exporter to listen
 READ = 120.0  # seconds for both ends of some fifty files
-BUILD = 1800.0
 ASK = 20.0
-RECIPE = ("Dockerfile", "entrypoint.sh")
 TARGETS: Mapping[Role, str] = {"model": MODEL, "engram": ENGRAM}
 
 
@@ -34,6 +33,7 @@ class Nfs:
     work: Work
     ready: float = READY
     read: float = READ
+    shut: Callable[[str], str] = out_of_reach  # of an image's name: why it cannot be pulled
     name: str = field(default="nfs", init=False)
 
     @property
@@ -59,6 +59,10 @@ class Nfs:
         return self.work.settings.text("NFS_SERVER_IP") or self.work.address
 
     @property
+    def _image(self) -> ExporterImage:
+        return ExporterImage(self.work, self.shut)
+
+    @property
     def _on_host(self) -> bool:
         return self.work.settings.flag("HOST_NFS")
 
@@ -77,7 +81,10 @@ class Nfs:
         found = [*unreadable(self.work), *more_under(self.export), *self._foreign()]
         for volume in self.mounts().volumes.values():
             found += volumes.not_ours(self.work.worker, volume, self.work.owner)
-        return found
+        if stopping(found) or self._on_host:
+            return found
+        there = _inspect(self.work.head, self.work.settings.text("NFS_CONTAINER"))
+        return found if self._serves(there) else [*found, *self._image.no_base()]
 
     def bring(self) -> None:
         refuse(self.obstacles())
@@ -93,7 +100,7 @@ class Nfs:
 
     def amiss(self) -> list[Finding]:
         # The reading is done in the image, where the worker has it.
-        has_it = _image(self.work.worker, self.work.settings.text("IMAGE"))
+        has_it = image_id(self.work.worker, self.work.settings.text("IMAGE"))
         return self.wrong() if has_it else self._not_served()
 
     def wrong(self) -> list[Finding]:
@@ -117,18 +124,16 @@ class Nfs:
 
     def _export(self) -> None:
         work, export = self.work, self.export
-        text = work.settings.text
-        image, name = text("NFS_IMAGE"), text("NFS_CONTAINER")
+        name = work.settings.text("NFS_CONTAINER")
         there = _inspect(work.head, name)
+        if self._serves(there):
+            return
         if there is not None:
-            same = there["labels"].get(nfs.DESCRIPTION) == export.mark()
-            if there["state"] == "running" and same and there["image"] == _image(work.head, image):
-                return
             work.console.say(f"  the exporter {name} is made anew")
-        self._build(image)  # which may fail: what serves a mount is ended after it
+        self._image.build()  # which may fail: what serves a mount is ended after it
         if there is not None:
             self._end(name)
-        done = work.head.run(nfs.exporter(export, image, name, work.owner), timeout=60)
+        done = work.head.run(nfs.exporter(export, self._image.name, name, work.owner), timeout=60)
         if done.status:
             self._end(name)
             raise LauncherError(
@@ -141,32 +146,16 @@ class Nfs:
         told = f"{', '.join(export.directories)} to {' '.join(export.clients)}"
         work.console.say(f"  the exporter {name} exports {told}")
 
+    def _serves(self, there: Mapping[str, Any] | None) -> bool:
+        """Whether this container is the exporter as it is to be."""
+        if there is None or there["state"] != "running":
+            return False
+        same = there["labels"].get(nfs.DESCRIPTION) == self.export.mark()
+        return bool(same and there["image"] == image_id(self.work.head, self._image.name))
+
     def _end(self, name: str) -> None:
         for words in nfs.end(name):
             self.work.head.run(words, timeout=60)
-
-    def _build(self, image: str) -> None:
-        work = self.work
-        folder = work.folder / "docker" / "nfs"
-        stamp = nfs.recipe({name: (folder / name).read_bytes() for name in RECIPE})
-        asked = ("--format", f'{{{{index .Config.Labels "{nfs.RECIPE}"}}}}', image)
-        done = work.head.run(["docker", "image", "inspect", *asked], timeout=ASK)
-        if done.status == 0 and done.text.strip() == stamp:
-            return
-        since = work.console.now()
-        work.console.say(f"  building the exporter's image {image}")
-        built = work.head.run(
-            nfs.build(image, stamp, str(folder)),
-            timeout=BUILD,
-            line=lambda line: work.record.text(STEP, line),
-            tick=lambda: work.console.progress(f"building {image}", since),
-        )
-        if built.status:
-            raise LauncherError(
-                f"the exporter's image {image} could not be built: {built.last(3)}",
-                "debian:bookworm-slim and Debian's packages within reach, once",
-                "see the log; HOST_NFS=1 needs no image, WEIGHT_SYNC=rsync neither",
-            )
 
     def _export_on_host(self) -> None:
         """By the head's own server. What needs root is done by root or sudo."""
@@ -354,13 +343,6 @@ def _inspect(node: Node, name: str) -> dict[str, Any] | None:
         "labels": found["Config"].get("Labels") or {},
         "image": found["Image"],
     }
-
-
-def _image(node: Node, image: str) -> str:
-    """The id of the node's image of that name; "" where there is none."""
-    words = ["docker", "image", "inspect", "--format", "{{.Id}}", image]
-    done = node.run(words, timeout=ASK)
-    return done.text.strip() if done.status == 0 else ""
 
 
 def _likely(node: Node) -> list[str]:

@@ -17,7 +17,7 @@ from launcher.facts.base import gib
 from launcher.findings import Finding, refuse
 from launcher.image import pipe
 from launcher.image.pipe import Ended
-from launcher.weights import proof
+from launcher.weights import proof, replaced
 from launcher.weights.backend import STEP, Mounts, Work
 from launcher.weights.lanes import calls, lanes
 from launcher.weights.manifest import Entry, Part, Role
@@ -29,6 +29,7 @@ SUMMING = 2  # files summed at once on the worker
 KEYS: Mapping[Role, str] = {"model": "WORKER_MODEL_DIR", "engram": "WORKER_ENGRAM_DIR"}
 LOOK = 0.5  # seconds between two progress lines
 AGAIN = "./start.sh again goes on with what is there"
+UNREADABLE = "see ls -lL and dmesg there; what cannot be read, take away, then ./start.sh again"
 
 
 @dataclass(frozen=True)
@@ -100,8 +101,11 @@ class Rsync:
             if not bad:
                 work.console.say(f"  {NAMES[part.role]}: {where} on the worker is whole")
                 continue
+            wrong = self._wrong_here(part, rows, bad, force)
+            shut = [fault for fault in wrong if fault.state == "unreadable"]
+            refuse(proof.findings("worker", part.role, where, shut, UNREADABLE))
             self._make(where)
-            self._take_away(where, [] if force else bad)
+            self._see_to(part, where, wrong, force)
             self._copy(part, [fault.entry for fault in bad], where, rows, force)
 
     # -- what is there
@@ -192,13 +196,48 @@ class Rsync:
                 f" {shlex.quote(where)}; WORKER_MODEL_DIR and WORKER_ENGRAM_DIR name them",
             )
 
-    def _take_away(self, where: str, bad: Sequence[Fault]) -> None:
-        """Files that cannot become right by adding to them."""
-        for fault in bad:
-            if fault.state in ("bytes", "unreadable") or fault.row.size > fault.entry.size:
-                self.work.console.warn(f"on the worker {fault}; it is copied anew")
-                self.work.record.event(STEP, "wrong", file=fault.name, state=fault.state)
-                self.work.worker.remove(Path(where) / fault.name)
+    def _wrong_here(
+        self, part: Part, rows: Sequence[Row], bad: Sequence[Fault], force: bool
+    ) -> list[Fault]:
+        """What the worker has under a name of the manifest and is not that. With ``force`` the
+        large files are compared by rsync alone."""
+        wrong = [fault for fault in bad if fault.state not in ("ok", "missing")]
+        if force:
+            pairs = zip(part.entries, rows, strict=True)
+            sized = [entry for entry, row in pairs if row.state == "ok"]
+            small = [entry for entry in sized if entry.size <= replaced.SMALL]
+            wrong += self._sum(part, small, fresh=True)
+        return wrong
+
+    def _see_to(self, part: Part, where: str, wrong: Sequence[Fault], force: bool) -> None:
+        """Name what is wrong, keep copies of small files, and take away what cannot become right
+        by adding to it."""
+        work = self.work
+        useless = [] if force else [each for each in wrong if each.row.size >= each.entry.size]
+        for fault in wrong:
+            work.record.event(STEP, "wrong", file=fault.name, state=fault.state)
+            if force or fault in useless:
+                work.console.warn(f"on the worker {fault}; it is copied anew")
+            else:
+                work.console.say(f"  on the worker {fault}; the rest is sent")
+        folder = f"{work.far_cache_root}/replaced/{part.role}"
+        ours = self._begun(part, wrong)
+        replaced.keep(work.worker, where, folder, wrong, ours, work.console)
+        for fault in useless:
+            work.worker.remove(Path(where) / fault.name)
+
+    def _begun(self, part: Part, wrong: Sequence[Fault]) -> list[Entry]:
+        """The beginnings of small files, as long as what the worker has of them: a copy that broke
+        off left those."""
+        found = []
+        for fault in wrong:
+            size, name = fault.row.size, fault.name
+            if 0 < size < min(fault.entry.size, replaced.SMALL + 1):
+                ask = 'head -c "$1" -- "$2" | sha256sum'
+                path = f"{self.work.sources[part.role]}/{name}"
+                done = self.work.head.run(["sh", "-c", ask, "sh", str(size), path], timeout=60)
+                found.append(Entry(name, size, sha256=done.text.split()[0]))
+        return found
 
     def _copy(
         self, part: Part, entries: Sequence[Entry], where: str, rows: Sequence[Row], force: bool

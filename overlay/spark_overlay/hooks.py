@@ -8,71 +8,13 @@ moved is an error with vLLM's version, never a silent fallback. Registries that 
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Iterable
-from dataclasses import dataclass
 from functools import cache
-from importlib import import_module
-from typing import Any, Literal
+from typing import Literal
 
-from spark_overlay.stand_ins import STAND_INS, HookError, StandIn
-from spark_overlay.versions import installed
-
-
-@dataclass(frozen=True)
-class Hook:
-    """``target`` is ``module:name`` or ``module:Class.name``. ``parameters`` are the leading ones
-    the replacement relies on (None: not callable by us, only its existence counts). ``replacement``
-    is ``module:name`` inside the overlay. ``since``: the first vLLM that has the target."""
-
-    target: str
-    parameters: tuple[str, ...] | None
-    replacement: str
-    reason: str
-    device: Literal["any", "cpu", "cuda"] = "any"
-    since: tuple[int, int] = (0, 32)
-
-    def serves(self) -> bool:
-        """Whether the installed vLLM is one that has the target."""
-        major, minor = installed().split(".")[:2]
-        return (int(major), int(minor)) >= self.since
-
-    def locate(self) -> tuple[Any, str]:
-        """Owner object and attribute name; raises HookError if absent."""
-        module, _, path = self.target.partition(":")
-        try:
-            owner: Any = import_module(module)
-            *parents, name = path.split(".")
-            for parent in parents:
-                owner = getattr(owner, parent)
-            getattr(owner, name)
-        except (ImportError, AttributeError) as error:
-            raise HookError(
-                f"vLLM {installed()} has no {self.target} ({error}); the overlay replaces it "
-                f"because: {self.reason}. Use a vLLM the overlay supports, or a newer overlay"
-            ) from error
-        return owner, name
-
-    def check(self) -> None:
-        """Raise HookError unless the target takes the expected leading parameters."""
-        owner, name = self.locate()
-        if self.parameters is None:
-            return
-        current = inspect.getattr_static(owner, name)
-        current = getattr(current, "__func__", current)
-        found = tuple(inspect.signature(current).parameters)
-        if found[: len(self.parameters)] != self.parameters:
-            raise HookError(
-                f"vLLM {installed()}: {self.target} takes ({', '.join(found)}), the overlay "
-                f"expects it to begin with ({', '.join(self.parameters)}). Use a vLLM the overlay "
-                "supports, or a newer overlay"
-            )
-
-    def apply(self) -> None:
-        owner, name = self.locate()
-        module, _, attribute = self.replacement.partition(":")
-        setattr(owner, name, getattr(import_module(module), attribute))
-
+from spark_overlay.cpu.small import SMALL, slow
+from spark_overlay.hook import Hook
+from spark_overlay.stand_ins import STAND_INS, StandIn
 
 RENDEZVOUS = Hook(
     "torch.distributed.rendezvous:_create_c10d_store",
@@ -153,16 +95,6 @@ def _mhc(
         f"spark_overlay.mhc.{'glue' if device == 'cpu' else 'kernels.ops'}:{replacement}",
         _TILELANG[device],
         device,
-    )
-
-
-def _slow(target: str, parameters: str, replacement: str) -> Hook:
-    return Hook(
-        target,
-        tuple(parameters.split()),
-        replacement,
-        "Triton's interpreter takes seconds for this kernel; the torch reference is exact",
-        "cpu",
     )
 
 
@@ -311,12 +243,12 @@ HOOKS: tuple[Hook, ...] = (
         "the interpreter cannot run its loop over rows, and the engine died of a chat's top_p",
         "cpu",
     ),
-    _slow(
+    slow(
         f"{_ATTENTION}:fused_q_kv_rmsnorm",
         "qr kv q_weight kv_weight eps",
         "spark_overlay.cpu.glue:fused_q_kv_rmsnorm",
     ),
-    _slow(
+    slow(
         f"{_ATTENTION}:indexer_k_norm_rope_store",
         _KEYS,
         "spark_overlay.cpu.glue:indexer_k_norm_rope_store",
@@ -328,13 +260,13 @@ HOOKS: tuple[Hook, ...] = (
         "a launch per token under the interpreter; the torch reference fills all at once",
         "cpu",
     ),
-    _slow(
+    slow(
         f"{_COMPRESSOR}:fused_save_compress_norm",
         "kv_score positions state_cache slot_mapping query_start_loc token_to_req_indices "
         "rms_norm_weight rms_norm_eps compress_ratio latent_out",
         "spark_overlay.cpu.glue:fused_save_compress_norm",
     ),
-    _slow(
+    slow(
         f"{_COMPRESSOR}:rope_quant_insert",
         _LATENTS,
         "spark_overlay.cpu.glue:rope_quant_insert",
@@ -346,46 +278,12 @@ HOOKS: tuple[Hook, ...] = (
         "vLLM's native form rounds to bf16 three times; on a GPU, and here, it is rounded once",
         "cpu",
     ),
-    _slow(
-        "vllm.v1.attention.backends.mla.sparse_swa:ComputeSWAIndicesAndLensKernel.__call__",
-        "self swa_indices swa_lens window_size index_width left_visible right_visible "
-        "query_start_loc seq_lens token_to_req_indices is_valid_token block_table block_size "
-        "replay_start num_tokens token_offset has_image",
-        "spark_overlay.cpu.launches:compute_swa_indices_and_lens",
-    ),
-    Hook(
-        f"{_V41}.common.engram:_hash_ids_kernel",
-        None,
-        "spark_overlay.cpu.launches:hash_ids",
-        "a launch a layer under the interpreter; torch computes all layers at once, and exactly",
-        "cpu",
-    ),
-    _slow(
-        "vllm.v1.worker.gpu.spec_decode.dflash.speculator:prepare_dflash_inputs",
-        "input_buffers query_slot_mapping context_positions context_slot_mapping sample_indices "
-        "sample_pos sample_idx_mapping temperature seeds input_batch num_sampled num_rejected "
-        "last_sampled next_prefill_tokens input_temperature input_seeds block_table block_size "
-        "cp_rank cp_size cp_interleave parallel_drafting_token_id num_query_per_req "
-        "num_speculative_steps max_num_reqs max_num_tokens max_model_len sample_from_anchor",
-        "spark_overlay.cpu.launches:prepare_dflash_inputs",
-    ),
-    _slow(
-        "vllm.v1.worker.gpu.sample.logprob:compute_token_logprobs",
-        "logits token_ids",
-        "spark_overlay.cpu.launches:compute_token_logprobs",
-    ),
-    Hook(
-        "vllm.v1.worker.gpu.sample.logprob:_ranks_kernel",
-        None,
-        "spark_overlay.cpu.launches:token_ranks",
-        "a launch a row under the interpreter; torch counts all rows at once, and exactly",
-        "cpu",
-    ),
-    _slow(
+    slow(
         "vllm.v1.worker.utils:KVBlockZeroer.zero_block_ids",
         "self block_ids",
         "spark_overlay.cpu.glue:zero_block_ids",
     ),
+    *SMALL,
 )
 
 

@@ -73,9 +73,15 @@ def _site(folder: Path, scratch: Path, path: str) -> Site:
         master_port=ports.free(HOST, avoid=(api_port,)),
         api_host=HOST,
         api_port=api_port,
-        cache_dir=str(scratch / "cache"),
+        cache_dir=str(_cache(scratch)),
         extra_env={"PYTHONPATH": path} if path else {},
     )
+
+
+def _cache(scratch: Path) -> Path:
+    """The rehearsal's: a new one costs each rank a process that looks at the model's class."""
+    named = os.environ.get("REHEARSAL_DIR")
+    return (Path(named).resolve() if named else scratch) / "cache"
 
 
 def _require_ranks(runtime: ProcessRuntime, deployment: Deployment) -> None:

@@ -16,7 +16,7 @@ from spark_overlay.exl3 import cuda, experts, linear, merge
 from spark_overlay.exl3.cuda import ops, prefill
 from spark_overlay.exl3.experts import DOWN, GATE, UP, Exl3MoEMethod
 from spark_overlay.exl3.modules import Exl3Facts
-from spark_overlay.hooks import HookError
+from spark_overlay.stand_ins import HookError
 
 pytestmark = pytest.mark.rehearsal
 

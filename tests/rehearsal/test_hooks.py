@@ -15,8 +15,9 @@ from typing import Any
 import pytest
 
 from spark_overlay import hooks, plugin, versions
-from spark_overlay.hooks import EARLY, WORKER, Hook, HookError
-from spark_overlay.stand_ins import STAND_INS
+from spark_overlay.hook import Hook
+from spark_overlay.hooks import EARLY, WORKER
+from spark_overlay.stand_ins import STAND_INS, HookError
 
 pytestmark = [pytest.mark.rehearsal, pytest.mark.usefixtures("vllm")]
 
@@ -181,7 +182,7 @@ def test_a_hook_of_a_later_vllm_waits_for_it(
     monkeypatch.setattr(hooks, "HOOKS", (*HOOKS, later))
     install("cpu")
     monkeypatch.setattr(versions, "installed", lambda: "9.0.0")
-    monkeypatch.setattr(hooks, "installed", lambda: "9.0.0")
+    monkeypatch.setattr("spark_overlay.hook.installed", lambda: "9.0.0")
     with pytest.raises(HookError, match="no_such_name"):
         install("cpu")
 

@@ -15,7 +15,7 @@ from engine import Answers, Engines
 from page_cache import resident
 
 from spark_overlay import hooks
-from spark_overlay.hooks import HookError
+from spark_overlay.stand_ins import HookError
 
 pytestmark = [pytest.mark.rehearsal, pytest.mark.usefixtures("vllm")]
 

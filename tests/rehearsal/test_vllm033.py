@@ -38,7 +38,7 @@ import sys, vllm, pytest
 from vllm.platforms import current_platform
 from spark_overlay import versions
 print(vllm.__version__, versions.installed(), type(current_platform).__name__)
-tests = ("test_hooks.py", "test_argv_parses.py")
+tests = ("test_hooks.py", "test_argv_parses.py", "test_batches.py", "test_launches.py")
 sys.exit(pytest.main(["-q", "-p", "no:cacheprovider", *(f"tests/rehearsal/{t}" for t in tests)]))
 """
 

@@ -204,6 +204,7 @@ def test_stop_takes_both_down_and_waits_for_the_memory(serving: HeadClone) -> No
     assert serving.standing()["code"] == 1
     again = serving.start("stop")
     assert again.status == 0, again.said
+    assert "the pair has no container of this checkout on the head or the worker" in again.out
 
 
 def test_it_starts_again_after_a_stop(clone: HeadClone) -> None:

@@ -55,6 +55,7 @@ def test_a_way_that_cannot_work_does_not_stop_what_serves(up: HeadClone) -> None
     for verb, change, said in (
         ("restart", "SKIP_SYNC=0 WEIGHT_SYNC=zfs", "zfs"),
         ("restart", "SKIP_BUILD=0 BASE_IMAGE=no/such:tag", "the base no/such:tag is not on"),
+        ("restart", "SKIP_SYNC=0 WEIGHT_SYNC=nfs", "its base debian:bookworm-slim is not on"),
         ("start", "WEIGHT_SYNC=nfs", "the volume dsv41-exl3-weights on the worker is not"),
     ):
         ran = up.start(verb, "--set", *change.split(), timeout=START)

@@ -66,7 +66,7 @@ def syncing(clean: HeadClone) -> Iterator[HeadClone]:
     for node in (head, worker):
         node.remove_containers()
     head.run("rm", "-rf", f"{clean.at}/model/{LARGE}", f"{USER.home}/.cache/of-the-sync-cache")
-    worker.run("rm", "-rf", f"{USER.home}/{FAR}")
+    worker.run("rm", "-rf", f"{USER.home}/{FAR}", f"{USER.home}/.cache/of-the-sync-cache")
     for volume in worker.docker.volumes.list():
         volume.remove(force=True)
 
@@ -97,6 +97,7 @@ def test_rsync_cut_by_the_cable_goes_on_and_wrong_bytes_are_found(
 ) -> None:
     rig, model = syncing.rig, f"{USER.home}/{FAR}/model"
     large = f"{model}/{LARGE}"
+    rig.worker.write(f"{model}/config.json", '{"of": "the user"}', user=USER.name)
     command = syncing.begin("start")
     end = time.monotonic() + 40
     while size(rig.worker, large) < 6 << 20:
@@ -106,6 +107,9 @@ def test_rsync_cut_by_the_cable_goes_on_and_wrong_bytes_are_found(
     ran = command.wait(80)
     assert ran.status == 1, ran.said
     assert "rsync to" in ran.err and "./start.sh again goes on" in ran.err, ran.said
+    kept = f"{USER.home}/.cache/of-the-sync-cache/replaced/model/config.json"
+    assert f"what config.json was on the worker is kept in {kept}" in ran.out, ran.said
+    assert rig.worker.read(kept) == '{"of": "the user"}'
     assert syncing.containers() == {}
     rig.cable(True)
     rig.driver("tc", "qdisc", "del", "dev", rig.port(rig.worker), "root")

@@ -46,6 +46,7 @@ def main() -> int:
         owner="rig",
         folder=root,
         cache_root=folder,
+        far_cache_root="/tmp/zfs-far",
         console=Console(),
         record=Record(folder),
     )

@@ -22,7 +22,8 @@ for place in (HERE.parent / "story", HERE.parent / "rig", HERE):
 
 import base  # noqa: E402
 import record  # noqa: E402
-from guests import Guests, VmClone  # noqa: E402
+from guests import Guests  # noqa: E402
+from vm_clone import VmClone  # noqa: E402
 
 _record = record.Record(HERE / "last_run.json", HERE / "test_vm.py")
 _clones: list[VmClone] = []

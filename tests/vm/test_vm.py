@@ -10,10 +10,12 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
-from guests import USER, Guest, Guests, Slot, VmClone
+from guest import USER, Guest, Slot
+from guests import Guests
 from head_clone import KEY
 from pair import HEAD_NAME, MODEL, WORKER_NAME
 from rig import HEAD, MTU, WORKER
+from vm_clone import VmClone
 
 from launcher.facts.roce import V2
 

@@ -12,9 +12,11 @@ import time
 from collections.abc import Callable, Iterator
 
 import pytest
-from guests import USER, Guest, Guests, VmClone
+from guest import USER, Guest
+from guests import Guests
 from pair import WORKER_NAME
 from rig import HEAD
+from vm_clone import VmClone
 
 pytestmark = pytest.mark.vm
 

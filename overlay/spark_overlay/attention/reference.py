@@ -18,7 +18,6 @@ from spark_overlay.attention.format import (
     DATA_BYTES,
     E4M3_MAX,
     NOPE_DIM,
-    RECORD_BYTES,
     ROPE_DIM,
     SCALE_BYTES,
     SCALE_GROUP,
@@ -27,6 +26,9 @@ from spark_overlay.attention.format import (
     e4m3_values,
     ue8m0_values,
 )
+
+#: Bytes of a record: what is multiplied, the scales.
+RECORD = (DATA_BYTES, SCALE_BYTES)
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
@@ -94,9 +96,15 @@ def to_e4m3(x: Tensor, exponent: Tensor) -> Tensor:
     return scaled.to(torch.float8_e4m3fn).view(torch.uint8)
 
 
-def pages(cache: Tensor, page_bytes: int) -> Tensor:
-    """A paged ``uint8`` cache seen as ``[blocks, page_bytes]``, at the cache's own block stride."""
-    return cache.as_strided((cache.shape[0], page_bytes), (cache.stride(0), 1))
+def fields(cache: Tensor, block: int, widths: tuple[int, ...]) -> list[Tensor]:
+    """The fields of a paged ``uint8`` cache as views ``[blocks, block, width]``: a page holds one
+    field of all its entries after the other. Pages lie at the cache's own block stride."""
+    blocks, stride, begin = cache.shape[0], cache.stride(0), cache.storage_offset()
+    found = []
+    for width in widths:
+        found.append(cache.as_strided((blocks, block, width), (stride, width, 1), begin))
+        begin += block * width
+    return found
 
 
 def encode_records(
@@ -119,14 +127,11 @@ def encode_records(
 
 def write_records(cache: Tensor, slots: Tensor, data: Tensor, scales: Tensor, block: int) -> None:
     """Store records at ``slots`` (``block * block_size + offset``); negative slots are skipped."""
-    page = pages(cache, block * RECORD_BYTES)
     keep = slots >= 0
     slots = slots[keep].long()
-    row, offset = (slots // block)[:, None], (slots % block)[:, None]
-    column = torch.arange(DATA_BYTES, device=cache.device)
-    page[row, offset * DATA_BYTES + column] = data[keep]
-    column = torch.arange(SCALE_BYTES, device=cache.device)
-    page[row, block * DATA_BYTES + offset * SCALE_BYTES + column] = scales[keep]
+    where = slots // block, slots % block
+    for stored, given in zip(fields(cache, block, RECORD), (data, scales), strict=True):
+        stored[where] = given[keep]
 
 
 def read_records(cache: Tensor, slots: Tensor) -> Tensor:
@@ -135,13 +140,10 @@ def read_records(cache: Tensor, slots: Tensor) -> Tensor:
     ``cache [blocks, block_size, 584]`` uint8, pages at any stride.
     """
     block = cache.shape[1]
-    page = pages(cache, block * RECORD_BYTES)
-    row, offset = (slots // block)[..., None], (slots % block)[..., None]
-    data = page[row, offset * DATA_BYTES + torch.arange(DATA_BYTES, device=cache.device)]
-    column = torch.arange(SCALE_GROUPS, device=cache.device)
-    scale = page[row, block * DATA_BYTES + offset * SCALE_BYTES + column]
+    where = slots // block, slots % block
+    data, scale = (stored[where] for stored in fields(cache, block, RECORD))
     nope = e4m3_values(data[..., :NOPE_DIM]).unflatten(-1, (SCALE_GROUPS, SCALE_GROUP))
-    nope = nope * ue8m0_values(scale)[..., None]
+    nope = nope * ue8m0_values(scale[..., :SCALE_GROUPS])[..., None]
     rope = data[..., NOPE_DIM:].contiguous().view(torch.bfloat16)
     return torch.cat((nope.flatten(-2).bfloat16(), rope), -1).float()
 

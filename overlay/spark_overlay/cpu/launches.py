@@ -7,10 +7,21 @@ are integer arithmetic: every element equals the kernel's (tests/rehearsal/test_
 from __future__ import annotations
 
 import inspect
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor
+
+
+class Launch:
+    """Called as a Triton kernel is: ``kernel[grid](...)``. Tensors carry their own strides."""
+
+    def __init__(self, function: Callable[..., None]) -> None:
+        self._function = function
+
+    def __getitem__(self, grid: tuple[int, ...]) -> Callable[..., None]:
+        return self._function
 
 
 def compute_swa_indices_and_lens(
@@ -60,17 +71,8 @@ def compute_swa_indices_and_lens(
     rows[:num_tokens, :index_width] = slot.where(inside, -1).to(rows.dtype)
 
 
-class _HashIds:
-    """Called as a Triton kernel is: ``kernel[grid](...)``. Tensors carry their own strides."""
-
-    def __getitem__(self, grid: tuple[int, ...]) -> Any:
-        return _hash_ids
-
-
-hash_ids = _HashIds()
-
-
-def _hash_ids(
+@Launch
+def hash_ids(
     input_ids: Tensor,
     token_map: Tensor,
     dead_mask: Tensor,

@@ -17,7 +17,7 @@ from vllm.model_executor.layers.fused_moe.runner.moe_runner import MoERunner
 from spark_overlay.exl3 import cuda
 from spark_overlay.exl3.experts import GATE, Exl3MoEMethod
 from spark_overlay.exl3.linear import Exl3LinearMethod
-from spark_overlay.hooks import HookError
+from spark_overlay.stand_ins import HookError
 from spark_overlay.versions import installed
 
 #: What is read or set of vLLM's runner, which has no such option.

@@ -12,12 +12,15 @@ from spark_overlay.attention.reference import (
     E4M3_MAX,
     Unrounded,
     e4m3_exponent,
-    pages,
+    fields,
     rms_norm,
     rotate_tail,
     to_e4m3,
 )
-from spark_overlay.indexer.format import KEY_DIM, SCALE_BYTES, STATE_BYTES
+from spark_overlay.indexer.format import KEY_DIM, SCALE_BYTES
+
+#: Bytes of a state: the key, its float32 scale.
+STATE = (KEY_DIM, SCALE_BYTES)
 
 
 def store_keys(
@@ -46,24 +49,18 @@ def store_keys(
     value = rotate_tail(normed, cos_sin, group, unrounded=unrounded).bfloat16().float()
     exponent = e4m3_exponent(value.abs().amax(-1))
     block = cache.shape[1]
-    page = pages(cache, block * STATE_BYTES)
     slot = slots[rows].long()
-    row, offset = (slot // block)[:, None], (slot % block)[:, None]
-    column = torch.arange(KEY_DIM, device=cache.device)
-    page[row, offset * KEY_DIM + column] = to_e4m3(value, exponent[:, None])
-    column = torch.arange(SCALE_BYTES, device=cache.device)
-    scale = torch.exp2(exponent)[:, None].contiguous().view(torch.uint8)
-    page[row, block * KEY_DIM + offset * SCALE_BYTES + column] = scale
+    where = slot // block, slot % block
+    values, scales = fields(cache, block, STATE)
+    values[where] = to_e4m3(value, exponent[:, None])
+    scales[where] = torch.exp2(exponent)[:, None].contiguous().view(torch.uint8)
 
 
 def read_keys(cache: Tensor, slots: Tensor) -> Tensor:
     """Index keys at ``slots`` (any shape, all >= 0) as float32 ``[..., 128]``."""
     block = cache.shape[1]
-    page = pages(cache, block * STATE_BYTES)
-    row, offset = (slots // block)[..., None], (slots % block)[..., None]
-    value = page[row, offset * KEY_DIM + torch.arange(KEY_DIM, device=cache.device)]
-    column = torch.arange(SCALE_BYTES, device=cache.device)
-    scale = page[row, block * KEY_DIM + offset * SCALE_BYTES + column]
+    where = slots // block, slots % block
+    value, scale = (stored[where] for stored in fields(cache, block, STATE))
     return value.contiguous().view(torch.float8_e4m3fn).float() * scale.contiguous().view(
         torch.float32
     )

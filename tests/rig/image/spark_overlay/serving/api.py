@@ -14,6 +14,7 @@ from typing import Any
 import official
 
 TEXT = "323"  # 17 * 19, which the launcher asks
+CHUNK = 512  # tokens that a step takes: what is longer takes several, and its progress is told
 
 
 def serve(args: argparse.Namespace, mode: str, generate: Callable[[], None]) -> None:
@@ -66,7 +67,8 @@ class Api(BaseHTTPRequestHandler):
         usage = official.usage(3, tokens)
         if isinstance(prompt, list):
             usage = official.usage(len(prompt), tokens)
-            self.prefill(len(prompt))
+            if len(prompt) > CHUNK:
+                self.prefill(len(prompt))
         if self.path == "/v1/completions":
             self.send({"choices": [{"text": TEXT, "index": 0}], "usage": usage})
         elif self.path != "/v1/chat/completions":
