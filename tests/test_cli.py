@@ -118,7 +118,7 @@ def test_from_down_through_starting_to_serving_and_back(checkout: Checkout) -> N
 
     went_on = checkout.run("rehearse", stub=slow)
     assert went_on.code == 0, went_on.said
-    assert checkout.pid("head") == head
+    assert checkout.pid("head") == head, went_on.said
     assert f"curl -s http://127.0.0.1:{checkout.port}/v1/chat/completions" in went_on.said
     assert '-H "Authorization: Bearer $VLLM_API_KEY"' in went_on.said
 

@@ -82,11 +82,11 @@ def test_every_file_and_its_name_and_the_base_count(tmp_path: Path, clones: Any)
         stamp.stamp(clone, "python:3.13"),
     }
     assert len(seen) == 3
-    for name in (stamp.DOCKERFILE, "docker/run.txt", "overlay/csrc/exl3/ptx.cuh"):
+    for name in (stamp.DOCKERFILE, "docker/run.txt", "overlay/csrc/common/ptx.cuh"):
         (clone / name).write_bytes((clone / name).read_bytes() + b"\n")
         assert stamp.stamp(clone) not in seen
         seen.add(stamp.stamp(clone))
-    (clone / "overlay/csrc/exl3/ptx.cuh").rename(clone / "overlay/csrc/exl3/ptx2.cuh")
+    (clone / "overlay/csrc/common/ptx.cuh").rename(clone / "overlay/csrc/common/ptx2.cuh")
     assert stamp.stamp(clone) not in seen
     (clone / "docker/run.txt").unlink()
     with pytest.raises(LauncherError, match=r"lacks docker/run\.txt"):

@@ -176,6 +176,28 @@ def test_only_what_is_ours_is_taken_away_once_the_worker_has_the_image(made: Any
     assert left[0].exists() and way.worker.files == {way.tar: SIZE}
 
 
+@pytest.mark.parametrize("where", ["worker", "head"])
+def test_what_cannot_be_taken_away_stops_no_start_whose_image_is_there(
+    made: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], where: str
+) -> None:
+    way = made()
+
+    def gone(*_: Any, **__: Any) -> Done:
+        raise LauncherError("sh did not end within 30 s", "an answer", "again")
+
+    def shut(tar: Path) -> None:
+        raise PermissionError(13, "Permission denied", str(tar))
+
+    if where == "worker":
+        monkeypatch.setattr(way.worker, "run", gone)
+    else:
+        monkeypatch.setattr(staged, "discard", shut)
+    way.ship.clean()
+    told = capsys.readouterr()
+    why = {"worker": "did not end within 30 s", "head": "Permission denied"}[where]
+    assert "left of the image stays" in told.out + told.err and why in told.out + told.err
+
+
 def test_other_layers_never_get_the_name_and_are_copied_anew(made: Any) -> None:
     """A tar of the right size and time with other bytes would be kept by rsync for ever."""
     way = made(brings=OTHER)

@@ -157,13 +157,18 @@ class Ship:
 
     def clean(self) -> None:
         """Once the worker has the image by any way: take away what a copy that broke off has left
-        of its tar on both nodes. Ours alone, by name, and by our folder or note beside it."""
+        of its tar on both nodes. Ours alone, by name, and by our folder or note beside it. What
+        cannot be taken away is told; the image is there all the same."""
         parent = str(self._far.parent)
-        if self.worker.run(["sh", "-c", _OURS, "sh", parent], timeout=30).status == 0:
-            self.worker.remove(Path(self._far))
-        if not self.keep:
-            with contextlib.suppress(NotADirectoryError):  # a stream needs no folder
-                staged.discard(self._tar)
+        try:
+            if self.worker.run(["sh", "-c", _OURS, "sh", parent], timeout=30).status == 0:
+                self.worker.remove(Path(self._far))
+            if not self.keep:
+                with contextlib.suppress(NotADirectoryError):  # a stream needs no folder
+                    staged.discard(self._tar)
+        except (OSError, LauncherError) as error:
+            why = error.found if isinstance(error, LauncherError) else str(error)
+            self.console.warn(f"what a broken-off copy may have left of the image stays: {why}")
 
     # -- places and room
 

@@ -21,7 +21,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
-EXL3, ATTENTION, INDEXER, MHC = (HERE / name for name in ("exl3", "attention", "indexer", "mhc"))
+EXL3, ATTENTION, INDEXER, COMMON = (HERE / n for n in ("exl3", "attention", "indexer", "common"))
 #: What the sources are written for, as nvcc names it: A100, the 30 series, H100/H200, GB10.
 ARCHITECTURES = ("80", "86", "90a", "121a")
 #: Others that they compile for: the 40 series, the 50 series and RTX PRO 6000.
@@ -47,7 +47,9 @@ def sources(folder: Path = EXL3) -> list[Path]:
 
 
 def headers(folder: Path = EXL3) -> list[Path]:
-    return sorted(p for p in folder.iterdir() if p.suffix in (".h", ".cuh", ".hpp"))
+    """What the folder's sources include: its own and those that all folders share."""
+    found = [p for place in (folder, COMMON) for p in place.iterdir()]
+    return sorted(p for p in found if p.suffix in (".h", ".cuh", ".hpp"))
 
 
 def candidates() -> Iterator[Path]:

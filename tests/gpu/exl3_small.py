@@ -24,10 +24,10 @@ def many_rows(layer: cases.Layer) -> None:
     ids[0, 0] = -1
     right = layer.right(x, ids, weights)
     for variant in range(len(VARIANTS)):
-        found = prefill.launch_prefill(
-            x, ids, weights, layer.table, 5, 0, True, 256, layer.max_k2, 10.0, torch.float32,
-            PrefillPlan(variant, 1),
-        )  # fmt: skip
+        routed = ops.Routed(
+            x, ids, weights, layer.table, 5, 0, True, 256, layer.max_k2, 10.0, torch.float32
+        )
+        found = prefill.launch_prefill(routed, PrefillPlan(variant, 1))
         assert cases.off(found, right) < cases.EXPERTS, variant
     # Two of a rate, which one launch decodes, and others; some columns at a time, too.
     rates = ((10, "mul1"), (10, "mul1"), (7, "mul1"), (8, "mcg"))

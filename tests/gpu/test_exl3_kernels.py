@@ -236,10 +236,11 @@ def test_any_legal_plan_of_the_experts_gives_the_answer() -> None:
         right = layer.right(x, ids, weights)
         for a in first:
             for b in second:
-                found = ops.launch_experts(
+                routed = ops.Routed(
                     x, ids, weights, layer.table, layer.experts, 0, True, layer.inter, layer.max_k2,
-                    10.0, torch.float32, plan.ExpertsPlan(*a, *b),
+                    10.0, torch.float32,
                 )  # fmt: skip
+                found = ops.launch_experts(routed, plan.ExpertsPlan(*a, *b))
                 assert off(found, right) < EXPERTS, (tokens, a, b)
 
 

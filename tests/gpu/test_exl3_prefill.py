@@ -48,10 +48,11 @@ def run(
     dtype: torch.dtype = torch.float32,
     pool: int = MIB,
 ) -> Tensor:
-    return prefill.launch_prefill(
+    routed = ops.Routed(
         x, ids, weights, layer.table, layer.experts, first, layer.shared, layer.inter,
-        layer.max_k2, limit or 0.0, dtype, PrefillPlan(variant, pool),
+        layer.max_k2, limit or 0.0, dtype,
     )  # fmt: skip
+    return prefill.launch_prefill(routed, PrefillPlan(variant, pool))
 
 
 def skewed(tokens: int, topk: int, experts: int, seed: int) -> tuple[Tensor, Tensor]:

@@ -1,20 +1,15 @@
-"""The CUDA kernels of sparse attention on this CPU: their source, unchanged, over a few lines that
-do what their instructions are defined to do (tests/emulated). Shows where every value goes; a GPU
-shows the rest."""
+"""The CUDA kernels of sparse attention on this CPU (tests/emulated). Shows where every value
+goes; a GPU shows the rest."""
 
 from __future__ import annotations
 
-import contextlib
 import ctypes
 import math
-import os
-import shutil
-import subprocess
 from collections.abc import Iterator
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
+import emulation
 import pytest
 import torch
 from gpu import attention_cases as cases
@@ -22,38 +17,20 @@ from gpu import attention_cases as cases
 from spark_overlay.attention.kernels import Source, library, plan, reference, sparse
 
 pytestmark = pytest.mark.rehearsal
-ROOT = Path(__file__).resolve().parents[2]
-SHARED = "    extern __shared__ __align__(16) uint8_t memory[];\n"
-APART = ("-fno-gnu-unique", "-Wl,-Bsymbolic")
 
 
 @pytest.fixture(scope="module")
-def emulate(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
-    tool = shutil.which("g++")
-    if tool is None:
-        if os.environ.get("SPARK_TEST_DEMAND"):
-            pytest.fail("no g++")
-        pytest.skip("no g++")
-    folder = tmp_path_factory.mktemp("emulated")
-    source, ours = ROOT / "overlay/csrc/attention", ROOT / "tests/emulated"
-    for name in (
-        "attend.cuh", "many.cuh", "unpack.cuh", "finish.cuh", "numbers.cuh", "launch.hpp", "api.h",
-    ):  # fmt: skip
-        text = (source / name).read_text()
-        assert (SHARED in text) == (name in ("attend.cuh", "many.cuh"))
-        (folder / name).write_text(text.replace(SHARED, ""))  # the emulated array instead
-    for file in filter(Path.is_file, ours.iterdir()):
-        shutil.copy(file, folder)
-    out = folder / "emulated.so"
-    # Two emulations in one process: neither may take the other's variables for its own.
-    argv = [tool, "-std=c++20", "-O1", "-w", "-shared", "-fPIC", *APART, "-pthread", f"-I{folder}"]
-    subprocess.run([*argv, str(folder / "attend.cpp"), "-o", str(out)], check=True)
-    loaded = ctypes.CDLL(str(out))
-    with pytest.MonkeyPatch.context() as patch:
-        serves = SimpleNamespace(sparse=lambda args, _: loaded.emulate(ctypes.byref(args)))
-        patch.setattr(library, "load", lambda: serves)
-        patch.setattr(torch.cuda, "device", lambda _: contextlib.nullcontext())
-        patch.setattr(torch.cuda, "current_stream", lambda _: SimpleNamespace(cuda_stream=0))
+def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return emulation.built("attention", tmp_path_factory.mktemp("emulated"))
+
+
+@pytest.fixture(params=[0, 1], ids=["forwards", "backwards"])
+def emulate(request: pytest.FixtureRequest, built: Path) -> Iterator[Any]:
+    """Threads take turns in either order: who forgets a barrier finds other values in one."""
+    loaded = library.Library(built)
+    ctypes.CDLL(str(built)).run_backwards(request.param)
+    with emulation.no_gpu() as patch:
+        patch.setattr(library, "load", lambda: loaded)
         yield sparse.launch_cuda
 
 

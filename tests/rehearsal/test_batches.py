@@ -286,6 +286,7 @@ def test_block_tables(vllm: ModuleType, monkeypatch: pytest.MonkeyPatch, seed: i
                 found[-1] += [t.clone() for t in gathered] + content(made)
                 state[-1] = -1  # of a dummy request
                 positions = torch.tensor(np.concatenate([np.arange(n) for n in lengths]))
+                positions[-int(lengths[-1]) :] += 8 * BLOCKS  # where no request of theirs can be
                 slots = made.compute_slot_mappings(state, starts(lengths), positions, TOKENS)
                 found[-1].append(slots.clone())
     assert_equal(*found)

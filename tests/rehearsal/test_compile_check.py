@@ -5,6 +5,7 @@ No GPU is needed; nvcc comes with ``./start.sh test engine``."""
 from __future__ import annotations
 
 import os
+import re
 import sys
 from pathlib import Path
 
@@ -70,6 +71,14 @@ def test_what_was_compiled_is_kept_until_something_changes(tmp_path: Path) -> No
     (tmp_path / "common.cuh").write_text("// a header beside it\n")
     assert compile_check.check(["80"], [file], cache) == first
     assert len(list(cache.glob("*.json"))) == 2
+
+
+def test_what_is_kept_depends_on_all_that_is_included() -> None:
+    for folder in (build_cuda.EXL3, build_cuda.ATTENTION, build_cuda.INDEXER):
+        held = set(build_cuda.headers(folder))
+        for file in (*build_cuda.sources(folder), *held):
+            for name in re.findall(r'#include "(.*)"', file.read_text()):
+                assert (file.parent / name).resolve() in held, (file, name)
 
 
 def test_a_file_that_does_not_compile_is_told_in_the_compilers_words(tmp_path: Path) -> None:

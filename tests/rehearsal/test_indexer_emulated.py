@@ -1,20 +1,13 @@
-"""The indexer's CUDA kernels on this CPU: their sources, unchanged but for launches, over a few
-lines that do what their instructions are defined to do (tests/emulated/fibers). Shows where every
-value goes; a GPU shows the rest."""
+"""The indexer's CUDA kernels on this CPU (tests/emulated). Shows where every value goes; a GPU
+shows the rest."""
 
 from __future__ import annotations
 
-import contextlib
-import os
-import re
-import shutil
-import subprocess
 from collections.abc import Iterator
 from dataclasses import replace
-from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
+import emulation
 import pytest
 import torch
 from gpu import indexer_cases
@@ -23,44 +16,15 @@ from spark_overlay.indexer.kernels import launch_cuda, library
 from spark_overlay.indexer.kernels.launch import Candidates, Selection
 
 pytestmark = pytest.mark.rehearsal
-ROOT = Path(__file__).resolve().parents[2]
 COUNT, BLOCKS, SIZE = 512, 2048, 8
-#: What no compiler of the host knows: launches, to the end of a file.
-LAUNCHES = (
-    r"(template <[^>]*>\n)?cudaError_t launch\w*\(const \w+ &\w+(, const \w+ &\w+)?[^;{]*\{.*"
-)
-APART = ("-fno-gnu-unique", "-Wl,-Bsymbolic")
 
 
 @pytest.fixture(scope="module")
 def emulate(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
-    tool = shutil.which("g++")
-    if tool is None:
-        if os.environ.get("SPARK_TEST_DEMAND"):
-            pytest.fail("no g++")
-        pytest.skip("no g++")
-    folder = tmp_path_factory.mktemp("emulated")
-    for file in (ROOT / "overlay/csrc/indexer").iterdir():
-        text = file.read_text()
-        if file.suffix == ".cu":
-            text, cut = re.subn(LAUNCHES, "", text, flags=re.DOTALL)
-            assert cut == 1 or file.name == "api.cu"
-            text += "\n}" * (text.count("{") - text.count("}"))
-        (folder / file.name).write_text(text)
-    ours = ROOT / "tests/emulated/fibers"
-    shutil.copy(ours / "indexer_ptx.cuh", folder / "ptx.cuh")
-    for name in ("cuda_runtime.h", "indexer.cpp"):
-        shutil.copy(ours / name, folder)
-    out = folder / "emulated.so"
-    # Two emulations in one process: neither may take the other's variables for its own.
-    argv = [tool, "-std=c++20", "-O1", "-w", "-shared", "-fPIC", *APART, f"-I{folder}"]
-    subprocess.run([*argv, str(folder / "indexer.cpp"), "-o", str(out)], check=True)
-    loaded = library.Library(out)
-    with pytest.MonkeyPatch.context() as patch:
+    loaded = library.Library(emulation.built("indexer", tmp_path_factory.mktemp("emulated")))
+    with emulation.no_gpu() as patch:
         patch.setattr(library, "load", lambda: loaded)
         patch.setattr(launch_cuda, "serves", lambda *_: True)
-        patch.setattr(torch.cuda, "device", lambda _: contextlib.nullcontext())
-        patch.setattr(torch.cuda, "current_stream", lambda *_: SimpleNamespace(cuda_stream=0))
         yield None
 
 

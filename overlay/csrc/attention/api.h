@@ -7,11 +7,9 @@
 
 #include <stdint.h>
 
-#define ATTENTION_ABI 2
+#include "../common/call.h"
 
-#define ATTENTION_OK 0
-#define ATTENTION_BAD_ARGUMENT 1
-#define ATTENTION_CUDA 2
+#define ATTENTION_ABI 2
 
 #define ATTENTION_MAX_SPLITS 64
 
@@ -52,11 +50,11 @@ typedef struct {
     int32_t many;           /* 1: the form for many tokens: tiles of 64, no splits, 208 KB of shared memory */
 } attention_args;
 
-int attention_abi(void);
-const char *attention_error(void);
+EXPORTED int attention_abi(void);
+EXPORTED const char *attention_error(void);
 /* Bytes of dynamic shared memory of a CTA. */
-int attention_shared(int keys, int heads, int many);
-int attention_sparse(const attention_args *args, void *stream);
+EXPORTED int attention_shared(int keys, int heads, int many);
+EXPORTED int attention_sparse(const attention_args *args, void *stream);
 
 #ifdef __cplusplus
 }

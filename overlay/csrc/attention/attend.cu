@@ -1,4 +1,5 @@
 /* The kernel's forms. */
+#include "../common/launch.hpp"
 #include "attend.cuh"
 
 namespace attention {
@@ -11,9 +12,7 @@ template <int KEYS, int MT>
 cudaError_t launch(const Launch &p, cudaStream_t stream) {
     constexpr int bytes = static_cast<int>(sizeof(Shared<KEYS, MT>));
     const auto kernel = attend<KEYS, MT>;
-    const cudaError_t error = cudaFuncSetAttribute(reinterpret_cast<const void *>(kernel),
-                                                   cudaFuncAttributeMaxDynamicSharedMemorySize, bytes);
-    if (error != cudaSuccess) return error;
+    if (const cudaError_t error = call::allow_shared(kernel, bytes)) return error;
     const int groups = (p.heads + 16 * MT - 1) / (16 * MT);
     const dim3 grid(static_cast<unsigned>(p.tokens) * groups, p.splits);
     kernel<<<grid, THREADS, bytes, stream>>>(p);

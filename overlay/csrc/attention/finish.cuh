@@ -1,10 +1,12 @@
 /* From a head's sums to its output: what divides them, and RoPE turned back. */
 #pragma once
 
+#include "../common/ptx.cuh"
 #include "launch.hpp"
-#include "ptx.cuh"
 
 namespace attention {
+
+using namespace ptx;
 
 constexpr float NONE = -INFINITY;
 
@@ -23,7 +25,7 @@ __device__ __forceinline__ float2 turn_of(const Launch &p, int token, int pair) 
 
 /* Turned back: (x, y) by minus the pair's angle. */
 __device__ __forceinline__ uint32_t packed_pair(const Launch &p, float x, float y, float2 turn) {
-    return p.cos_sin ? pack(x * turn.x + y * turn.y, y * turn.x - x * turn.y) : pack(x, y);
+    return p.cos_sin ? pack_bf16(x * turn.x + y * turn.y, y * turn.x - x * turn.y) : pack_bf16(x, y);
 }
 
 /* What divides a head's sums: 0 where there is neither record nor sink. */

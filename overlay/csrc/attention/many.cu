@@ -1,4 +1,5 @@
 /* The launch for many tokens. */
+#include "../common/launch.hpp"
 #include "many.cuh"
 
 namespace attention {
@@ -9,13 +10,9 @@ int many_shared() { return sizeof(Many); }
 
 cudaError_t launch_many(const Launch &p, cudaStream_t stream) {
     constexpr int bytes = static_cast<int>(sizeof(Many));
-    cudaError_t error = cudaFuncSetAttribute(reinterpret_cast<const void *>(attend_many),
-                                             cudaFuncAttributeMaxDynamicSharedMemorySize, bytes);
-    if (error != cudaSuccess) return error;
-    int device = 0, places = 0;
-    if ((error = cudaGetDevice(&device)) != cudaSuccess) return error;
-    error = cudaDeviceGetAttribute(&places, cudaDevAttrMultiProcessorCount, device);
-    if (error != cudaSuccess) return error;
+    if (const cudaError_t error = call::allow_shared(attend_many, bytes)) return error;
+    int places = 0;
+    if (const cudaError_t error = call::attribute_of_gpu(cudaDevAttrMultiProcessorCount, places)) return error;
     const int units = p.tokens * ((p.heads + Many::HEADS - 1) / Many::HEADS);
     attend_many<<<units < places ? units : places, Many::THREADS, bytes, stream>>>(p);
     return cudaGetLastError();

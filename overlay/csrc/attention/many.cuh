@@ -14,7 +14,7 @@
  * of sm_80 only. */
 #pragma once
 
-#include "attend.cuh"
+#include "tile.cuh"
 #include "unpack.cuh"
 
 namespace attention {
@@ -118,7 +118,7 @@ __device__ __forceinline__ void softmax(Many &s, int stage, float scale, float &
             total += weight[i]; /* of this lane's keys; added up at the end */
         }
         *reinterpret_cast<uint2 *>(s.weights + head * Many::WEIGHTS_ROW + 2 * (half * 32 + first)) =
-            make_uint2(pack(weight[0], weight[1]), pack(weight[2], weight[3]));
+            make_uint2(pack_bf16(weight[0], weight[1]), pack_bf16(weight[2], weight[3]));
     }
     if (first == 0) s.fade[head] = fade;
 }
@@ -138,7 +138,7 @@ __device__ __forceinline__ void logits(Many &s, const uint8_t *from, const uint3
 #pragma unroll
         for (int n = 0; n < 4; ++n)
 #pragma unroll
-            for (int m = 0; m < 2; ++m) mma(sum[n][m], q[m][step], b[n / 2][n % 2 * 2], b[n / 2][n % 2 * 2 + 1]);
+            for (int m = 0; m < 2; ++m) mma_bf16(sum[n][m], q[m][step], b[n / 2][n % 2 * 2], b[n / 2][n % 2 * 2 + 1]);
     }
     float *to = s.sums + (part * Many::HEADS + (lane >> 2)) * Many::SUMS_ROW + key + 2 * (lane & 3);
 #pragma unroll
@@ -167,8 +167,8 @@ __device__ __forceinline__ void outputs(const Many &s, const uint8_t *from, floa
             load_transposed(v, tile + k * 16 * Many::ROW + c * 32);
 #pragma unroll
             for (int m = 0; m < 2; ++m) {
-                mma(sum[m][2 * c], a[m], v[0], v[1]);
-                mma(sum[m][2 * c + 1], a[m], v[2], v[3]);
+                mma_bf16(sum[m][2 * c], a[m], v[0], v[1]);
+                mma_bf16(sum[m][2 * c + 1], a[m], v[2], v[3]);
             }
         }
         between(k);
@@ -196,7 +196,7 @@ __device__ __forceinline__ void write(const Launch &p, const Many &s, uint8_t *t
             for (int i = 0; i < 2; ++i) {
                 const float x = sum[m][c][2 * i] * by[m][i], y = sum[m][c][2 * i + 1] * by[m][i];
                 *reinterpret_cast<uint32_t *>(mine + (m * 16 + i * 8 + g) * Many::ROW + c * 16 + t * 4) =
-                    turned ? packed_pair(p, x, y, turn) : pack(x, y);
+                    turned ? packed_pair(p, x, y, turn) : pack_bf16(x, y);
             }
     }
     __syncwarp();
@@ -372,7 +372,7 @@ __global__ void __launch_bounds__(Many::THREADS, 1) attend_many(const __grid_con
                     for (int i = 0; i < 4; ++i) sum[m][n][i] = 0.f;
         }
         if (another) {
-            copy_wait_but_one();
+            copy_wait<1>();
             take_query();
         }
         logits(s, s.tile[stage ^ 1], q, warp, lane);

@@ -5,9 +5,11 @@
  * gives the rest. */
 #pragma once
 
-#include "ptx.cuh"
+#include "../common/ptx.cuh"
 
 namespace attention {
+
+using namespace ptx;
 
 constexpr int LAST_PLAIN = 134;       /* the largest scale of one product */
 constexpr uint32_t NAN2 = 0x7fc07fc0; /* two bf16 NaNs */

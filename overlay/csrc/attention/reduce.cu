@@ -1,5 +1,6 @@
 /* The splits of a token's head to its output: always in the same order, so always the same bits. */
-#include "attend.cuh"
+#include "../common/launch.hpp"
+#include "finish.cuh"
 
 namespace attention {
 namespace {
@@ -58,7 +59,7 @@ __global__ void __launch_bounds__(REDUCE_THREADS) reduce(const __grid_constant__
     sum.x *= by, sum.y *= by, sum.z *= by, sum.w *= by;
     uint2 *to = reinterpret_cast<uint2 *>(p.out + token * p.out_token + head * p.out_head) + tid;
     if (tid < 112 || !p.cos_sin)
-        *to = make_uint2(pack(sum.x, sum.y), pack(sum.z, sum.w));
+        *to = make_uint2(pack_bf16(sum.x, sum.y), pack_bf16(sum.z, sum.w));
     else
         *to = make_uint2(packed_pair(p, sum.x, sum.y, turn_of(p, token, 2 * (tid - 112))),
                          packed_pair(p, sum.z, sum.w, turn_of(p, token, 2 * (tid - 112) + 1)));
@@ -67,16 +68,8 @@ __global__ void __launch_bounds__(REDUCE_THREADS) reduce(const __grid_constant__
 } // namespace
 
 cudaError_t launch_reduce(const Launch &p, bool early, cudaStream_t stream) {
-    cudaLaunchConfig_t config{};
-    config.gridDim = dim3(static_cast<unsigned>(p.tokens) * p.heads);
-    config.blockDim = dim3(REDUCE_THREADS);
-    config.stream = stream;
-    cudaLaunchAttribute attribute{};
-    attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
-    attribute.val.programmaticStreamSerializationAllowed = 1;
-    config.attrs = &attribute;
-    config.numAttrs = early ? 1 : 0;
-    return cudaLaunchKernelEx(&config, reduce, p);
+    const dim3 grid(static_cast<unsigned>(p.tokens) * p.heads);
+    return call::launch_early(reduce, grid, REDUCE_THREADS, 0, early, stream, p);
 }
 
 } // namespace attention

@@ -1,35 +1,14 @@
 /* The C interface: checks, launch geometry, scratch. */
 #include "api.h"
 
-#include <cstdarg>
-#include <cstdio>
 #include <cstdlib>
 
 #include "dense.cuh"
 #include "experts.cuh"
-#include "fault.hpp"
 #include "launch.hpp"
-
-namespace {
-
-thread_local char message[512] = "";
-
-} // namespace
+#include "sizes.hpp"
 
 namespace exl3 {
-
-int refuse(int status, const char *format, ...) {
-    va_list args;
-    va_start(args, format);
-    std::vsnprintf(message, sizeof(message), format, args);
-    va_end(args);
-    return status;
-}
-
-int done(cudaError_t error, const char *what) {
-    if (error == cudaSuccess) return EXL3_OK;
-    return refuse(EXL3_CUDA, "%s: %s", what, cudaGetErrorString(error));
-}
 
 bool legal_rate(int k2, int codebook) {
     if (codebook < EXL3_MUL1 || codebook > EXL3_3INST) return false;
@@ -41,10 +20,7 @@ bool legal_rate(int k2, int codebook) {
  * like. On sm_120 others saw captures of graphs fail with it: not there, unless it is asked for. */
 bool starts_early() {
     static const char *const asked = std::getenv("SPARK_EXL3_EARLY");
-    int device = 0, major = 0;
-    if (cudaGetDevice(&device) != cudaSuccess ||
-        cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device) != cudaSuccess)
-        return false;
+    const int major = call::major_capability();
     return asked ? major >= 9 && asked[0] == '1' : major == 9 || major == 10;
 }
 
@@ -53,11 +29,7 @@ bool starts_early() {
 namespace {
 
 using namespace exl3;
-
-int ceil_div(int a, int b) { return (a + b - 1) / b; }
-int64_t round_up(int64_t bytes) { return (bytes + 255) / 256 * 256; }
-
-bool aligned(const void *at, uintptr_t to) { return reinterpret_cast<uintptr_t>(at) % to == 0; }
+using namespace call;
 
 /* A warp's ring, for any rate up to k2. */
 int ring_of(int k2) {
@@ -94,11 +66,11 @@ struct Need {
 
 int group_need(const exl3_shard *shards, int count, int rows, int warps, Need &need) {
     if (count < 1 || count > EXL3_MAX_SHARDS)
-        return refuse(EXL3_BAD_ARGUMENT, "%d shards; 1 to %d", count, EXL3_MAX_SHARDS);
+        return refuse("%d shards; 1 to %d", count, EXL3_MAX_SHARDS);
     if (rows < 0 || rows > EXL3_MAX_ROWS)
-        return refuse(EXL3_BAD_ARGUMENT, "%d rows; 0 to %d", rows, EXL3_MAX_ROWS);
+        return refuse("%d rows; 0 to %d", rows, EXL3_MAX_ROWS);
     if (warps < 1 || warps > EXL3_MAX_WARPS)
-        return refuse(EXL3_BAD_ARGUMENT, "%d warps; 1 to %d", warps, EXL3_MAX_WARPS);
+        return refuse("%d warps; 1 to %d", warps, EXL3_MAX_WARPS);
     need = Need{};
     need.nb = rows <= 8 ? 1 : 2;
     need.passes = ceil_div(rows, 8 * need.nb);
@@ -107,14 +79,14 @@ int group_need(const exl3_shard *shards, int count, int rows, int warps, Need &n
     for (int i = 0; i < count; ++i) {
         const exl3_shard &s = shards[i];
         if (s.in < 128 || s.in % 128 || s.out < 128 || s.out % 128)
-            return refuse(EXL3_BAD_ARGUMENT, "shard %d: [%d, %d]; both must be multiples of 128", i, s.in, s.out);
+            return refuse("shard %d: [%d, %d]; both must be multiples of 128", i, s.in, s.out);
         if (!legal_rate(s.k2, s.codebook))
-            return refuse(EXL3_BAD_ARGUMENT, "shard %d: k2 %d with codebook %d is no EXL3 rate", i, s.k2, s.codebook);
+            return refuse("shard %d: k2 %d with codebook %d is no EXL3 rate", i, s.k2, s.codebook);
         if (s.chunks < 1 || s.chunks > warps || s.kblocks < 1 || s.kblocks > 16)
-            return refuse(EXL3_BAD_ARGUMENT, "shard %d: plan of %d chunks, %d k-blocks; 1 to %d warps, 1 to 16",
+            return refuse("shard %d: plan of %d chunks, %d k-blocks; 1 to %d warps, 1 to 16",
                           i, s.chunks, s.kblocks, warps);
         if (s.y_dtype != EXL3_BF16 && s.y_dtype != EXL3_FP32)
-            return refuse(EXL3_BAD_ARGUMENT, "shard %d: y_dtype %d; 0 (bf16) or 1 (fp32)", i, s.y_dtype);
+            return refuse("shard %d: y_dtype %d; 0 (bf16) or 1 (fp32)", i, s.y_dtype);
         const int splits = ceil_div(s.in / 128, s.kblocks), groups = ceil_div(s.out / 128, s.chunks);
         if (splits > 1)
             need.scratch += static_cast<int64_t>(need.passes) * (s.out / 128) * splits * 8 * need.nb * 512;
@@ -124,14 +96,14 @@ int group_need(const exl3_shard *shards, int count, int rows, int warps, Need &n
         const int most = s.kblocks < s.in / 128 ? s.kblocks : s.in / 128;
         blocks = blocks > most ? blocks : most;
     }
-    if (ctas > 0x7fffffff) return refuse(EXL3_BAD_ARGUMENT, "too many CTAs");
+    if (ctas > 0x7fffffff) return refuse("too many CTAs");
     need.ctas = static_cast<int>(ctas);
     need.ring = ring_of(rate);
     need.shared = shared_bytes(warps, need.ring, blocks * block_bytes(need.nb));
     if (need.shared > MOST_SHARED)
-        return refuse(EXL3_BAD_ARGUMENT, "%d warps, k2 %d and %d k-blocks need %d bytes of shared memory; %d at most",
+        return refuse("%d warps, k2 %d and %d k-blocks need %d bytes of shared memory; %d at most",
                       warps, rate, blocks, need.shared, MOST_SHARED);
-    return EXL3_OK;
+    return CALL_OK;
 }
 
 struct ExpertsNeed {
@@ -141,22 +113,21 @@ struct ExpertsNeed {
 
 int experts_need(const exl3_experts_args &a, ExpertsNeed &need) {
     if (a.tokens < 0 || a.topk < 1 || static_cast<int64_t>(a.tokens) * a.topk > EXL3_MAX_SLOTS)
-        return refuse(EXL3_BAD_ARGUMENT, "%d tokens of %d experts; at most %d slots", a.tokens, a.topk, EXL3_MAX_SLOTS);
+        return refuse("%d tokens of %d experts; at most %d slots", a.tokens, a.topk, EXL3_MAX_SLOTS);
     if (a.experts < 1 || (a.shared != 0 && a.shared != 1))
-        return refuse(EXL3_BAD_ARGUMENT, "%d experts, shared %d; at least 1, and 0 or 1", a.experts, a.shared);
+        return refuse("%d experts, shared %d; at least 1, and 0 or 1", a.experts, a.shared);
     if (a.hidden < 128 || a.hidden % 128 || a.inter < 128 || a.inter % 128 || a.inter > 4096)
-        return refuse(EXL3_BAD_ARGUMENT, "hidden %d, inter %d; multiples of 128, inter at most 4096", a.hidden, a.inter);
+        return refuse("hidden %d, inter %d; multiples of 128, inter at most 4096", a.hidden, a.inter);
     if (a.max_k2 < 2 || a.max_k2 > 16)
-        return refuse(EXL3_BAD_ARGUMENT, "max_k2 %d; 2 to 16", a.max_k2);
+        return refuse("max_k2 %d; 2 to 16", a.max_k2);
     if (a.id_bytes != 8 && a.id_bytes != 4)
-        return refuse(EXL3_BAD_ARGUMENT, "id_bytes %d; 8 or 4", a.id_bytes);
+        return refuse("id_bytes %d; 8 or 4", a.id_bytes);
     if (a.y_dtype != EXL3_BF16 && a.y_dtype != EXL3_FP32)
-        return refuse(EXL3_BAD_ARGUMENT, "y_dtype %d; 0 (bf16) or 1 (fp32)", a.y_dtype);
+        return refuse("y_dtype %d; 0 (bf16) or 1 (fp32)", a.y_dtype);
     if (a.a_warps < 1 || a.a_warps > EXL3_MAX_WARPS || a.b_warps < 1 || a.b_warps > EXL3_MAX_WARPS ||
         a.a_chunks < 1 || a.a_chunks > a.a_warps || a.b_chunks < 1 || a.b_chunks > a.b_warps ||
         a.a_kblocks < 1 || a.a_kblocks > 16 || a.b_kblocks < 1 || a.b_kblocks > 32)
-        return refuse(EXL3_BAD_ARGUMENT,
-                      "plan of %d and %d warps, %d and %d chunks, %d and %d k-blocks; 1 to %d warps, 1 to warps, 1 to 16 "
+        return refuse("plan of %d and %d warps, %d and %d chunks, %d and %d k-blocks; 1 to %d warps, 1 to warps, 1 to 16 "
                       "and 1 to 32",
                       a.a_warps, a.b_warps, a.a_chunks, a.b_chunks, a.a_kblocks, a.b_kblocks, EXL3_MAX_WARPS);
     need = ExpertsNeed{};
@@ -176,9 +147,8 @@ int experts_need(const exl3_experts_args &a, ExpertsNeed &need) {
     const auto least = [](int x, int y) { return x < y ? x : y; };
     need.shared_a = shared_bytes(a.a_warps, need.ring, least(a.a_kblocks, hidden) * block_bytes(1));
     need.shared_b = shared_bytes(a.b_warps, need.ring, act_bytes(least(a.b_kblocks, inter)));
-    if (need.shared_a <= MOST_SHARED && need.shared_b <= MOST_SHARED) return EXL3_OK;
-    return refuse(EXL3_BAD_ARGUMENT,
-                  "max_k2 %d, %d and %d warps, %d and %d k-blocks need %d and %d bytes of shared memory; %d at most",
+    if (need.shared_a <= MOST_SHARED && need.shared_b <= MOST_SHARED) return CALL_OK;
+    return refuse("max_k2 %d, %d and %d warps, %d and %d k-blocks need %d and %d bytes of shared memory; %d at most",
                   a.max_k2, a.a_warps, a.b_warps, a.a_kblocks, a.b_kblocks, need.shared_a, need.shared_b, MOST_SHARED);
 }
 
@@ -193,33 +163,33 @@ const char *exl3_error(void) { return message; }
 int exl3_decode(const void *trellis, int32_t in, int32_t out, int32_t k2, int32_t codebook, void *weights,
                 void *stream) {
     if (in < 16 || in % 16 || out < 16 || out % 16)
-        return refuse(EXL3_BAD_ARGUMENT, "[%d, %d]; both must be multiples of 16", in, out);
+        return refuse("[%d, %d]; both must be multiples of 16", in, out);
     if (!legal_rate(k2, codebook))
-        return refuse(EXL3_BAD_ARGUMENT, "k2 %d with codebook %d is no EXL3 rate", k2, codebook);
+        return refuse("k2 %d with codebook %d is no EXL3 rate", k2, codebook);
     if (!aligned(trellis, 16) || !aligned(weights, 4))
-        return refuse(EXL3_BAD_ARGUMENT, "trellis must be 16-byte aligned and weights 4-byte aligned");
+        return refuse("trellis must be 16-byte aligned and weights 4-byte aligned");
     return done(launch_decode(trellis, in, out, k2, codebook, weights, static_cast<cudaStream_t>(stream)), "exl3_decode");
 }
 
 int exl3_group_need(const exl3_shard *shards, int32_t count, int32_t rows, int32_t warps,
                     int64_t *scratch_bytes, int64_t *counters) {
-    Need need;
+    Need need = {};
     if (const int status = group_need(shards, count, rows, warps, need)) return status;
     *scratch_bytes = need.scratch;
     *counters = need.counters;
-    return EXL3_OK;
+    return CALL_OK;
 }
 
 int exl3_group(const exl3_shard *shards, int32_t count, int32_t rows, int32_t warps, void *scratch,
                int64_t scratch_bytes, int32_t *counters, int64_t counter_count, void *stream) {
-    Need need;
+    Need need = {};
     if (const int status = group_need(shards, count, rows, warps, need)) return status;
-    if (rows == 0) return EXL3_OK;
+    if (rows == 0) return CALL_OK;
     if (scratch_bytes < need.scratch || counter_count < need.counters)
-        return refuse(EXL3_BAD_ARGUMENT, "%lld bytes of scratch and %lld counters; needed %lld and %lld",
+        return refuse("%lld bytes of scratch and %lld counters; needed %lld and %lld",
                       static_cast<long long>(scratch_bytes), static_cast<long long>(counter_count),
                       static_cast<long long>(need.scratch), static_cast<long long>(need.counters));
-    if (need.scratch && !aligned(scratch, 16)) return refuse(EXL3_BAD_ARGUMENT, "scratch must be 16-byte aligned");
+    if (need.scratch && !aligned(scratch, 16)) return refuse("scratch must be 16-byte aligned");
     DenseLaunch p = {};
     p.scratch = static_cast<float *>(scratch);
     p.counters = counters;
@@ -235,8 +205,7 @@ int exl3_group(const exl3_shard *shards, int32_t count, int32_t rows, int32_t wa
         if (!s.x || !s.trellis || !s.suh || !s.svh || !s.y || !aligned(s.x, 8) || !aligned(s.trellis, 16) ||
             !aligned(s.suh, 8) || !aligned(s.svh, 8) || !aligned(s.bias, 8) ||
             !aligned(s.y, s.y_dtype == EXL3_FP32 ? 16 : 8) || s.x_stride % 4 || s.y_stride % 4)
-            return refuse(EXL3_BAD_ARGUMENT,
-                          "shard %d: x %p (stride %lld), trellis %p, suh %p, svh %p, bias %p, y %p (stride %lld); none but "
+            return refuse("shard %d: x %p (stride %lld), trellis %p, suh %p, svh %p, bias %p, y %p (stride %lld); none but "
                           "bias may be NULL, trellis and fp32 y are 16-byte aligned, the others 8, strides multiples of 4",
                           i, s.x, static_cast<long long>(s.x_stride), s.trellis, s.suh, s.svh, s.bias, s.y,
                           static_cast<long long>(s.y_stride));
@@ -271,29 +240,28 @@ int exl3_group(const exl3_shard *shards, int32_t count, int32_t rows, int32_t wa
 }
 
 int exl3_experts_need(const exl3_experts_args *args, int64_t *scratch_bytes, int64_t *counters) {
-    ExpertsNeed need;
+    ExpertsNeed need = {};
     if (const int status = experts_need(*args, need)) return status;
     *scratch_bytes = need.partial + need.act + need.out;
     *counters = need.counters_a + need.counters_b;
-    return EXL3_OK;
+    return CALL_OK;
 }
 
 int exl3_experts(const exl3_experts_args *args, void *scratch, int64_t scratch_bytes, int32_t *counters,
                  int64_t counter_count, void *stream) {
     const exl3_experts_args &a = *args;
-    ExpertsNeed need;
+    ExpertsNeed need = {};
     if (const int status = experts_need(a, need)) return status;
-    if (a.tokens == 0) return EXL3_OK;
+    if (a.tokens == 0) return CALL_OK;
     const int64_t bytes = need.partial + need.act + need.out, counts = need.counters_a + need.counters_b;
     if (scratch_bytes < bytes || counter_count < counts)
-        return refuse(EXL3_BAD_ARGUMENT, "%lld bytes of scratch and %lld counters; needed %lld and %lld",
+        return refuse("%lld bytes of scratch and %lld counters; needed %lld and %lld",
                       static_cast<long long>(scratch_bytes), static_cast<long long>(counter_count),
                       static_cast<long long>(bytes), static_cast<long long>(counts));
     if (!a.x || !a.ids || !a.weights || !a.table || !a.y || !scratch || !counters || !aligned(a.x, 8) ||
         !aligned(a.table, 16) || !aligned(scratch, 16) || !aligned(a.y, a.y_dtype == EXL3_FP32 ? 16 : 8) ||
         a.x_stride % 4 || a.y_stride % 4)
-        return refuse(EXL3_BAD_ARGUMENT,
-                      "x %p (stride %lld), ids %p, weights %p, table %p, y %p (stride %lld), scratch %p, counters %p; none "
+        return refuse("x %p (stride %lld), ids %p, weights %p, table %p, y %p (stride %lld), scratch %p, counters %p; none "
                       "may be NULL, table, scratch and fp32 y are 16-byte aligned, x and y 8, strides multiples of 4",
                       a.x, static_cast<long long>(a.x_stride), a.ids, static_cast<const void *>(a.weights),
                       static_cast<const void *>(a.table), a.y, static_cast<long long>(a.y_stride), scratch,

@@ -11,7 +11,7 @@
  * must not be the kernel directly in front of it. SPARK_EXL3_EARLY=0 or 1 in the environment, read
  * once, forbids early starts or asks for them on 12.x, too.
  *
- * A status other than EXL3_OK means nothing was launched (or CUDA refused the launch);
+ * A status other than CALL_OK means nothing was launched (or CUDA refused the launch);
  * exl3_error() says what was found and what was needed.
  *
  * Shapes: `in` and `out`, `hidden` and `inter` are multiples of 128. A "chunk" is 128 outputs, a
@@ -25,14 +25,14 @@
 #include <stddef.h>
 #include <stdint.h>
 
+#include "../common/call.h"
+
 #ifdef __cplusplus
 extern "C" {
 #endif
 
 #define EXL3_ABI 3
-#define EXL3_API __attribute__((visibility("default")))
 
-enum { EXL3_OK = 0, EXL3_BAD_ARGUMENT = 1, EXL3_CUDA = 2 };
 enum { EXL3_MUL1 = 0, EXL3_MCG = 1, EXL3_3INST = 2 };
 enum { EXL3_BF16 = 0, EXL3_FP32 = 1 };
 enum {
@@ -42,15 +42,15 @@ enum {
     EXL3_MAX_WARPS = 8   /* of a CTA */
 };
 
-EXL3_API int exl3_abi(void);
+EXPORTED int exl3_abi(void);
 
 /* Host text of the calling thread's last failure; valid until its next call. */
-EXL3_API const char *exl3_error(void);
+EXPORTED const char *exl3_error(void);
 
 /* ---- W_hat, bit for bit ------------------------------------------------------------------- */
 
 /* weights fp16 [in, out] of a trellis: the decoded codebook values, before Hadamard and scales. */
-EXL3_API int exl3_decode(const void *trellis, int32_t in, int32_t out, int32_t k2,
+EXPORTED int exl3_decode(const void *trellis, int32_t in, int32_t out, int32_t k2,
                          int32_t codebook, void *weights, void *stream);
 
 /* ---- dense group: one launch --------------------------------------------------------------- */
@@ -87,14 +87,14 @@ typedef struct {
  * splits = ceil((in/128) / kblocks):
  *   scratch_bytes = sum over shards with splits > 1 of passes * (out/128) * splits * R * 512
  *   counters      = passes * sum over shards of ceil((out/128) / chunks)                        */
-EXL3_API int exl3_group_need(const exl3_shard *shards /* host */, int32_t count, int32_t rows,
+EXPORTED int exl3_group_need(const exl3_shard *shards /* host */, int32_t count, int32_t rows,
                              int32_t warps, int64_t *scratch_bytes /* host */,
                              int64_t *counters /* host */);
 
 /* count 1..16 shards, rows 0..64 (0: nothing happens), warps 1..8. scratch: 256-byte aligned, any
  * contents. counters: int32, all zero before the first launch; every launch leaves them zero. Both
  * must not be in use by another launch that may run at the same time. */
-EXL3_API int exl3_group(const exl3_shard *shards /* host */, int32_t count, int32_t rows,
+EXPORTED int exl3_group(const exl3_shard *shards /* host */, int32_t count, int32_t rows,
                         int32_t warps, void *scratch, int64_t scratch_bytes, int32_t *counters,
                         int64_t counter_count, void *stream);
 
@@ -148,11 +148,11 @@ typedef struct {
  *   scratch_bytes = S * 2 * a_splits * inter * 4  +  S * inter * 2  +  S * b_splits * hidden * 4
  *   counters      = (slots + shared) * ceil((inter/128) / a_chunks) + ceil((hidden/128) / b_chunks)
  */
-EXL3_API int exl3_experts_need(const exl3_experts_args *args /* host */,
+EXPORTED int exl3_experts_need(const exl3_experts_args *args /* host */,
                                int64_t *scratch_bytes /* host */, int64_t *counters /* host */);
 
 /* scratch and counters as for exl3_group. */
-EXL3_API int exl3_experts(const exl3_experts_args *args /* host */, void *scratch,
+EXPORTED int exl3_experts(const exl3_experts_args *args /* host */, void *scratch,
                           int64_t scratch_bytes, int32_t *counters, int64_t counter_count,
                           void *stream);
 

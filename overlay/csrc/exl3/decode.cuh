@@ -10,9 +10,11 @@
  */
 #pragma once
 
-#include "ptx.cuh"
+#include "../common/ptx.cuh"
 
 namespace exl3 {
+
+using namespace ptx;
 
 constexpr uint32_t MUL1 = 0x83DCD12Du;
 constexpr uint32_t MCG = 0xCBAC1FEDu;

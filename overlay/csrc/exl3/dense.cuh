@@ -86,24 +86,16 @@ __global__ void __launch_bounds__(32 * MAX_WARPS, 2) dense_kernel(const __grid_c
         if (lane < k2) prefetch(stream.from + tile * stream.stride + 128 * lane);
     for (int i = threadIdx.x; i < 2 * blocks; i += 32 * p.warps) prefetch(s.suh + 128 * block0 + 64 * i);
     if (static_cast<int>(threadIdx.x) < 2 * here) prefetch(s.svh + CHUNK * s.chunks * group + 64 * threadIdx.x);
-#define EXL3_START(K2) stream_start<K2>(stream, k2, lane)
-    EXL3_FOR_RATE(k2, s.codebook, EXL3_START)
-#undef EXL3_START
+    start_stream(stream, k2, s.codebook, lane);
     [[maybe_unused]] First first;
-    if constexpr (DECODES_EARLY) {
-#define EXL3_FIRST(K2) decode_first<K2>(stream, lane, first)
-        EXL3_FOR_RATE(k2, s.codebook, EXL3_FIRST)
-#undef EXL3_FIRST
-    }
+    if constexpr (DECODES_EARLY) decode_begin(stream, k2, s.codebook, lane, first);
     wait_for_previous();
     let_next_start();
     const auto row_at = [&](int row) { return s.x + (base + row) * s.x_stride + 128 * block0; };
     rotate_rows<NB>(row_at, rows, blocks, s.suh + 128 * block0, warp, p.warps, lane, x);
     __syncthreads();
     Sums<NB> sums = {};
-#define EXL3_RUN(K2) stream_run<K2, NB, 32 * NB, DECODES_EARLY>(stream, k2, s.codebook, lane, sums, &first)
-    EXL3_FOR_RATE(k2, s.codebook, EXL3_RUN)
-#undef EXL3_RUN
+    run_stream<NB, 32 * NB, DECODES_EARLY>(stream, k2, s.codebook, lane, sums, &first);
 
     float *const red = reinterpret_cast<float *>(shared);
     /* Partial rows: [pass][chunk][split][8 * NB][128]. */

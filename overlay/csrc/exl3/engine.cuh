@@ -65,8 +65,30 @@ struct Hadamard16 {
 __device__ __forceinline__ void scale_four(uint2 x, uint2 scale, uint32_t &a, uint32_t &b) {
     const float2 s0 = __half22float2(*reinterpret_cast<const __half2 *>(&scale.x));
     const float2 s1 = __half22float2(*reinterpret_cast<const __half2 *>(&scale.y));
-    a = pack_half(__uint_as_float(x.x << 16) * s0.x, __uint_as_float(x.x & 0xffff0000u) * s0.y);
-    b = pack_half(__uint_as_float(x.y << 16) * s1.x, __uint_as_float(x.y & 0xffff0000u) * s1.y);
+    a = pack_fp16(__uint_as_float(x.x << 16) * s0.x, __uint_as_float(x.x & 0xffff0000u) * s0.y);
+    b = pack_fp16(__uint_as_float(x.y << 16) * s1.x, __uint_as_float(x.y & 0xffff0000u) * s1.y);
+}
+
+/* One half of 128 rotated outputs: H16 of each group of 16 inputs, then H8 across the groups; of the first
+ * USED sums of a lane, two for each eight rows. */
+template <int USED>
+__device__ __forceinline__ void rotate_half(const uint32_t (&a)[8][4], const uint32_t (&b)[2], float (&d)[8][4]) {
+#pragma unroll
+    for (int hi = 0; hi < 8; ++hi) {
+        d[hi][0] = d[hi][1] = d[hi][2] = d[hi][3] = 0.0f;
+        mma_fp16(d[hi], a[hi], b[0], b[1]);
+    }
+#pragma unroll
+    for (int step = 1; step < 8; step *= 2)
+#pragma unroll
+        for (int hi = 0; hi < 8; ++hi)
+            if (!(hi & step))
+#pragma unroll
+                for (int i = 0; i < USED; ++i) {
+                    const float u = d[hi][i], v = d[hi + step][i];
+                    d[hi][i] = u + v;
+                    d[hi + step][i] = u - v;
+                }
 }
 
 /* Rows (at most 8 * NB of them) of `blocks` k-blocks, H(x * suh) as operands in `out` (block_bytes(NB)
@@ -99,25 +121,10 @@ __device__ __forceinline__ void rotate_rows(const RowAt &row_at, int rows, int b
 #pragma unroll
         for (int half = 0; half < 2; ++half) {
             float d[8][4];
+            rotate_half<2>(a, had.b[half], d);
 #pragma unroll
             for (int hi = 0; hi < 8; ++hi) {
-                d[hi][0] = d[hi][1] = d[hi][2] = d[hi][3] = 0.0f;
-                mma(d[hi], a[hi], had.b[half][0], had.b[half][1]);
-            }
-#pragma unroll
-            for (int step = 1; step < 8; step *= 2)
-#pragma unroll
-                for (int hi = 0; hi < 8; ++hi)
-                    if (!(hi & step))
-#pragma unroll
-                        for (int i = 0; i < 2; ++i) {
-                            const float u = d[hi][i], v = d[hi + step][i];
-                            d[hi][i] = u + v;
-                            d[hi + step][i] = u - v;
-                        }
-#pragma unroll
-            for (int hi = 0; hi < 8; ++hi) {
-                const uint32_t v = pack_half(d[hi][0], d[hi][1]);
+                const uint32_t v = pack_fp16(d[hi][0], d[hi][1]);
                 if (half == 0)
                     first[hi] = v;
                 else if (there)

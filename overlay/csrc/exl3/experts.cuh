@@ -7,6 +7,7 @@
 #pragma once
 
 #include "engine.cuh"
+#include "expert.cuh"
 
 namespace exl3 {
 
@@ -33,25 +34,26 @@ struct ExpertsLaunch {
     int32_t ring_words;
 };
 
-struct Entry {
-    const char *trellis;
-    const __half *suh;
-    const __half *svh;
-    int k2, codebook;
-};
-
 /* Where the table tells of scales that an expert's ends want: gate's svh, up's svh, down's suh. */
 __device__ __forceinline__ const int64_t *table_scale(const ExpertsLaunch &p, int which, int expert) {
     return p.table + (static_cast<int64_t>(which) * (p.experts + p.shared) + expert) * 4 + (which < 2 ? 2 : 1);
 }
 
-__device__ __forceinline__ Entry table_entry(const ExpertsLaunch &p, int which, int expert) {
-    const longlong2 *at = reinterpret_cast<const longlong2 *>(
-        p.table + (static_cast<int64_t>(which) * (p.experts + p.shared) + expert) * 4);
-    const longlong2 a = __ldg(at), b = __ldg(at + 1);
-    return Entry{reinterpret_cast<const char *>(a.x), reinterpret_cast<const __half *>(a.y),
-                 reinterpret_cast<const __half *>(b.x), static_cast<int>(b.y & 0xff),
-                 static_cast<int>(b.y >> 8 & 0xff)};
+__device__ __forceinline__ Matrix table_entry(const ExpertsLaunch &p, int which, int expert) {
+    return matrix_at(reinterpret_cast<const longlong2 *>(
+        p.table + (static_cast<int64_t>(which) * (p.experts + p.shared) + expert) * 4));
+}
+
+/* What a warp at `at` reads of a trellis of `width` chunks: its chunk behind `first`, k-blocks from `block0`
+ * on. `x` is the kernel's to say. */
+__device__ __forceinline__ Stream stream_at(const char *trellis, int width, int k2, int block0, int first, const Place &at,
+                                            uint32_t *ring) {
+    Stream stream;
+    stream.stride = static_cast<int64_t>(width) * 128 * k2;
+    stream.from = trellis + (8 * block0 + at.tile0) * stream.stride + static_cast<int64_t>(first + at.chunk) * 128 * k2;
+    stream.count = at.tile1 - at.tile0;
+    stream.ring = ring;
+    return stream;
 }
 
 /* Table entry of a slot, or -1. */
@@ -98,17 +100,8 @@ __device__ __forceinline__ int row_token(const ExpertsLaunch &p, int row) {
 __device__ __forceinline__ void put_operand(__half *row, float4 v, int lane) {
     const int group = lane >> 2, first = 4 * (lane & 3); /* of 16; the first value's place in it */
     uint32_t *at = reinterpret_cast<uint32_t *>(row + 16 * group) + (first & 7) + (first >> 3);
-    at[0] = pack_half(v.x, v.y);
-    at[2] = pack_half(v.z, v.w);
-}
-
-__device__ __forceinline__ float activation(float gate, float up, float limit) {
-    if (limit > 0.0f) {
-        /* As torch.clamp, NaN stays NaN. */
-        gate = gate > limit ? limit : gate;
-        up = up > limit ? limit : up < -limit ? -limit : up;
-    }
-    return gate / (1.0f + __expf(-gate)) * up;
+    at[0] = pack_fp16(v.x, v.y);
+    at[2] = pack_fp16(v.z, v.w);
 }
 
 } // namespace exl3

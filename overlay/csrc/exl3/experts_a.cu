@@ -18,9 +18,9 @@ static __global__ void __launch_bounds__(32 * MAX_WARPS, 2) experts_a_kernel(con
     const int expert = slot == p.slots ? p.experts : slot_expert(p, slot);
     if (expert < 0) return;
     /* The table's answer is on its way while the rows are looked for. */
-    Entry entry = table_entry(p, which, expert);
+    Matrix entry = table_entry(p, which, expert);
     const bool fetches = warp == p.warps - 1; /* the scales' addresses, for whichever CTA ends the group */
-    if (fetches && lane < 3) copy_async_8(shared_address(scales + lane), table_scale(p, lane, expert));
+    if (fetches && lane < 3) copy8(shared_address(scales + lane), table_scale(p, lane, expert));
     copy_commit();
     const int count = find_rows(p, slot, expert, lane, list);
     if (count == 0) return;
@@ -42,16 +42,9 @@ static __global__ void __launch_bounds__(32 * MAX_WARPS, 2) experts_a_kernel(con
         if (base) entry = table_entry(p, which, expert); /* rather than to keep it: registers are few */
         const int k2 = entry.k2;
         const Place at = place_of(stand, warp, blocks);
-        Stream stream;
-        stream.stride = static_cast<int64_t>(p.inter_blocks) * 128 * k2;
-        stream.from = entry.trellis + (8 * block0 + at.tile0) * stream.stride +
-                      static_cast<int64_t>(group * p.chunks + at.chunk) * 128 * k2;
-        stream.count = at.tile1 - at.tile0;
-        stream.ring = shared + warp * p.ring_words;
+        Stream stream = stream_at(entry.trellis, p.inter_blocks, k2, block0, group * p.chunks, at, shared + warp * p.ring_words);
         stream.x = reinterpret_cast<const uint2 *>(x) + at.tile0 * 32 + lane;
-#define EXL3_START(K2) stream_start<K2>(stream, k2, lane)
-        EXL3_FOR_RATE(k2, entry.codebook, EXL3_START)
-#undef EXL3_START
+        start_stream(stream, k2, entry.codebook, lane);
         const auto row_at = [&](int row) { return p.x + row_token(p, list[base + row]) * p.x_stride + 128 * block0; };
         rotate_rows<1>(row_at, some, blocks, entry.suh + 128 * block0, warp, p.warps, lane, x);
         if (fetches && base == 0) {
@@ -64,9 +57,7 @@ static __global__ void __launch_bounds__(32 * MAX_WARPS, 2) experts_a_kernel(con
         }
         __syncthreads();
         Sums<1> sums = {};
-#define EXL3_RUN(K2) stream_run<K2, 1, 32>(stream, k2, entry.codebook, lane, sums)
-        EXL3_FOR_RATE(k2, entry.codebook, EXL3_RUN)
-#undef EXL3_RUN
+        run_stream<1, 32>(stream, k2, entry.codebook, lane, sums);
         __syncthreads();
         if (at.works) put_sums<1>(sums, 0, red + warp * RED_WARP, lane);
         __syncthreads();
@@ -89,10 +80,10 @@ static __global__ void __launch_bounds__(32 * MAX_WARPS, 2) experts_a_kernel(con
         up = finish(up, up_svh, lane);
         float4 v;
         /* 1/8 as the other rotated inputs have it. */
-        v.x = activation(gate.x, up.x, p.limit) * suh.x * 0.125f;
-        v.y = activation(gate.y, up.y, p.limit) * suh.y * 0.125f;
-        v.z = activation(gate.z, up.z, p.limit) * suh.z * 0.125f;
-        v.w = activation(gate.w, up.w, p.limit) * suh.w * 0.125f;
+        v.x = gated(gate.x, up.x, p.limit) * suh.x * 0.125f;
+        v.y = gated(gate.y, up.y, p.limit) * suh.y * 0.125f;
+        v.z = gated(gate.z, up.z, p.limit) * suh.z * 0.125f;
+        v.w = gated(gate.w, up.w, p.limit) * suh.w * 0.125f;
         put_operand(p.act + static_cast<int64_t>(row) * inter + c * CHUNK, hadamard(v, lane), lane);
     }
 }
@@ -100,7 +91,7 @@ static __global__ void __launch_bounds__(32 * MAX_WARPS, 2) experts_a_kernel(con
 /* May start while what comes before still ends, where the chip can: it waits before it reads anything. */
 cudaError_t launch_experts_a(const ExpertsLaunch &p, int bytes, bool early, cudaStream_t stream) {
     const dim3 grid(2 * p.groups, p.splits, p.slots + p.shared);
-    return launch_early(experts_a_kernel, p, grid, bytes, early, stream);
+    return launch_warps(experts_a_kernel, p, grid, bytes, early, stream);
 }
 
 } // namespace exl3

@@ -20,7 +20,7 @@ static __global__ void __launch_bounds__(32 * MAX_WARPS, 2) experts_b_kernel(con
     const int expert = slot == p.slots ? p.experts : slot_expert(p, slot);
     int count = 0;
     if (expert >= 0) {
-        Entry entry = table_entry(p, 2, expert);
+        Matrix entry = table_entry(p, 2, expert);
         count = find_rows(p, slot, expert, lane, list);
         if (count) {
             const int block0 = split * p.kblocks, blocks = min(p.kblocks, p.inter_blocks - block0);
@@ -38,20 +38,14 @@ static __global__ void __launch_bounds__(32 * MAX_WARPS, 2) experts_b_kernel(con
                 if (base) entry = table_entry(p, 2, expert); /* rather than to keep it: registers are few */
                 const int k2 = entry.k2;
                 const Place at = place_of(stand, warp, blocks);
-                Stream stream;
-                stream.stride = static_cast<int64_t>(p.hidden_blocks) * 128 * k2;
-                stream.from = entry.trellis + (8 * block0 + at.tile0) * stream.stride +
-                              static_cast<int64_t>(group * p.chunks + at.chunk) * 128 * k2;
-                stream.count = at.tile1 - at.tile0;
-                stream.ring = shared + warp * p.ring_words;
-#define EXL3_START(K2) stream_start<K2>(stream, k2, lane)
-                EXL3_FOR_RATE(k2, entry.codebook, EXL3_START)
-#undef EXL3_START
+                Stream stream = stream_at(entry.trellis, p.hidden_blocks, k2, block0, group * p.chunks, at,
+                                          shared + warp * p.ring_words);
+                start_stream(stream, k2, entry.codebook, lane);
                 if (base == 0) wait_for_previous();
                 for (int r = 0; r < some; ++r) {
                     const uint4 *from = reinterpret_cast<const uint4 *>(row_at(base + r));
                     for (int i = threadIdx.x; i < 16 * blocks; i += 32 * p.warps)
-                        copy_async(shared_address(x + r * row_words + 4 * i), from + i);
+                        copy16(shared_address(x + r * row_words + 4 * i), from + i);
                 }
                 copy_commit();
                 const int r = lane >> 2 < some ? lane >> 2 : 0;
@@ -59,9 +53,7 @@ static __global__ void __launch_bounds__(32 * MAX_WARPS, 2) experts_b_kernel(con
                 copy_wait<0>();
                 __syncthreads();
                 Sums<1> sums = {};
-#define EXL3_RUN(K2) stream_run<K2, 1, 4>(stream, k2, entry.codebook, lane, sums)
-                EXL3_FOR_RATE(k2, entry.codebook, EXL3_RUN)
-#undef EXL3_RUN
+                run_stream<1, 4>(stream, k2, entry.codebook, lane, sums);
                 /* What the first task of this warp wants of memory, while the sums are put together. */
                 const auto scale_at = [&](int task, int row_here) {
                     return scales + (group * p.chunks + task - row_here * here) * CHUNK;
@@ -116,7 +108,7 @@ static __global__ void __launch_bounds__(32 * MAX_WARPS, 2) experts_b_kernel(con
 /* May start while A still ends, where the chip can: it waits for A before it reads what A wrote. */
 cudaError_t launch_experts_b(const ExpertsLaunch &p, int bytes, bool early, cudaStream_t stream) {
     const dim3 grid(p.groups, p.splits, p.slots + p.shared);
-    return launch_early(experts_b_kernel, p, grid, bytes, early, stream);
+    return launch_warps(experts_b_kernel, p, grid, bytes, early, stream);
 }
 
 } // namespace exl3

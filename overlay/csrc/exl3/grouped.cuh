@@ -11,35 +11,14 @@
  */
 #pragma once
 
+#include "../common/launch.hpp"
+#include "expert.cuh"
 #include "multiply.cuh"
 
 namespace exl3 {
 
-struct Matrix {
-    const char *trellis;
-    const __half *suh, *svh;
-    int k2, codebook;
-};
-
 __device__ __forceinline__ Matrix matrix_of(const GroupedLaunch &p, int which, int entry) {
-    const longlong2 *at = reinterpret_cast<const longlong2 *>(p.table) + 2 * (which * p.entries + entry);
-    const longlong2 a = __ldg(at), b = __ldg(at + 1);
-    Matrix m;
-    m.trellis = reinterpret_cast<const char *>(a.x);
-    m.suh = reinterpret_cast<const __half *>(a.y);
-    m.svh = reinterpret_cast<const __half *>(b.x);
-    m.k2 = static_cast<int>(b.y & 0xff);
-    m.codebook = static_cast<int>(b.y >> 8 & 0xff);
-    return m;
-}
-
-/* silu(min(gate, L)) * clamp(up, -L, L); as torch.clamp, NaN stays NaN. */
-__device__ __forceinline__ float gated(float gate, float up, float limit) {
-    if (limit > 0.0f) {
-        gate = gate > limit ? limit : gate;
-        up = up > limit ? limit : up < -limit ? -limit : up;
-    }
-    return gate / (1.0f + __expf(-gate)) * up;
+    return matrix_at(reinterpret_cast<const longlong2 *>(p.table) + 2 * (which * p.entries + entry));
 }
 
 /* A row's chunk: sums of the tensor cores to outputs. `offset` is 0 for values as they are. */
@@ -52,7 +31,7 @@ __device__ __forceinline__ float4 row_outputs(const float *red, float scale, flo
 /* Rotated fp16 of a row's k-block, as operand B of its group; and their sum. */
 __device__ __forceinline__ void put_row(const GroupedLaunch &p, int row, int block, float4 v, int lane) {
     v = hadamard(v, lane);
-    const uint32_t a = pack_half(v.x, v.y), b = pack_half(v.z, v.w);
+    const uint32_t a = pack_fp16(v.x, v.y), b = pack_fp16(v.z, v.w);
     const int m = lane & 3, upper = m >> 1;
     char *to = p.act + (static_cast<int64_t>(row >> 3) * p.out_chunks + block) * 2048 + (lane >> 2) * 256 +
                (4 * (row & 7) + 2 * (m & 1)) * 8 + 4 * upper;
@@ -203,9 +182,7 @@ template <typename C, bool DOWN>
 cudaError_t launch_config(GroupedLaunch p, int items, int k2, cudaStream_t stream) {
     const int shared = C::shared_bytes(k2, DOWN);
     if (shared > 46 * 1024) { /* with what is static, 48 KB */
-        const cudaError_t error = cudaFuncSetAttribute(reinterpret_cast<const void *>(grouped_kernel<C, DOWN>),
-                                                       cudaFuncAttributeMaxDynamicSharedMemorySize, MOST_GROUPED);
-        if (error != cudaSuccess) return error;
+        if (const cudaError_t error = call::allow_shared(grouped_kernel<C, DOWN>, MOST_GROUPED)) return error;
     }
     p.warp_bytes = C::warp_bytes(k2);
     p.stage_bytes = C::stage_bytes(k2, DOWN);

@@ -15,26 +15,11 @@ __device__ __forceinline__ void rotate_operands(const uint32_t (&a)[8][4], const
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
         float d[8][4];
-#pragma unroll
-        for (int hi = 0; hi < 8; ++hi) {
-            d[hi][0] = d[hi][1] = d[hi][2] = d[hi][3] = 0.0f;
-            mma(d[hi], a[hi], had.b[half][0], had.b[half][1]);
-        }
-#pragma unroll
-        for (int step = 1; step < 8; step *= 2)
-#pragma unroll
-            for (int hi = 0; hi < 8; ++hi)
-                if (!(hi & step))
-#pragma unroll
-                    for (int i = 0; i < 4; ++i) {
-                        const float u = d[hi][i], v = d[hi + step][i];
-                        d[hi][i] = u + v;
-                        d[hi + step][i] = u - v;
-                    }
+        rotate_half<4>(a, had.b[half], d);
 #pragma unroll
         for (int hi = 0; hi < 8; ++hi)
 #pragma unroll
-            for (int nb = 0; nb < 2; ++nb) out[hi][nb][half] = pack_half(d[hi][2 * nb], d[hi][2 * nb + 1]);
+            for (int nb = 0; nb < 2; ++nb) out[hi][nb][half] = pack_fp16(d[hi][2 * nb], d[hi][2 * nb + 1]);
     }
 }
 

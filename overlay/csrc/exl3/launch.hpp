@@ -1,9 +1,9 @@
 /* Between the interface and the kernels' translation units. */
 #pragma once
 
-#include <cuda_runtime.h>
-
 #include <cstdint>
+
+#include "../common/launch.hpp"
 
 namespace exl3 {
 
@@ -27,28 +27,11 @@ constexpr int MOST_SHARED = 99 * 1024 - STATIC_SHARED;
 
 /* More than 48 KB must be asked for: always the same, so that no launch takes from another (one in a
  * graph that is not instantiated yet, say) what it was made with. */
-template <typename Kernel>
-cudaError_t allow_shared(Kernel kernel, int bytes) {
-    if (bytes + STATIC_SHARED <= 48 * 1024) return cudaSuccess;
-    return cudaFuncSetAttribute(reinterpret_cast<const void *>(kernel),
-                                cudaFuncAttributeMaxDynamicSharedMemorySize, MOST_SHARED);
-}
-
-/* `early`: the launch may start before the one in front of it has ended (programmatic dependent launch). */
 template <typename Kernel, typename Launch>
-cudaError_t launch_early(Kernel kernel, const Launch &p, dim3 grid, int bytes, bool early, cudaStream_t stream) {
-    if (const cudaError_t error = allow_shared(kernel, bytes)) return error;
-    cudaLaunchAttribute attribute = {};
-    attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
-    attribute.val.programmaticStreamSerializationAllowed = 1;
-    cudaLaunchConfig_t config = {};
-    config.gridDim = grid;
-    config.blockDim = dim3(32 * p.warps);
-    config.dynamicSmemBytes = bytes;
-    config.stream = stream;
-    config.attrs = &attribute;
-    config.numAttrs = early ? 1 : 0;
-    return cudaLaunchKernelEx(&config, kernel, p);
+cudaError_t launch_warps(Kernel kernel, const Launch &p, dim3 grid, int bytes, bool early, cudaStream_t stream) {
+    if (bytes + STATIC_SHARED > 48 * 1024)
+        if (const cudaError_t error = call::allow_shared(kernel, MOST_SHARED)) return error;
+    return call::launch_early(kernel, grid, 32 * p.warps, bytes, early, stream, p);
 }
 
 } // namespace exl3

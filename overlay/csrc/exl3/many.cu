@@ -1,18 +1,15 @@
 /* The interface for many rows: checks, waves and strips, scratch. */
 #include "many.h"
 
-#include "fault.hpp"
 #include "grouped.cuh"
 #include "launch.hpp"
 #include "many.hpp"
+#include "sizes.hpp"
 
 namespace {
 
 using namespace exl3;
-
-int64_t round_up(int64_t bytes) { return (bytes + 255) / 256 * 256; }
-int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
-bool aligned(const void *at, uintptr_t to) { return reinterpret_cast<uintptr_t>(at) % to == 0; }
+using namespace call;
 
 /* Where everything lies in the scratch, and how often each launch runs. */
 struct Plan {
@@ -23,35 +20,35 @@ struct Plan {
 
 int plan_of(const exl3_prefill_args &a, Plan &plan) {
     if (a.tokens < 0 || a.topk < 1 || static_cast<int64_t>(a.tokens) * (a.topk + 1) > 1 << 24)
-        return refuse(EXL3_BAD_ARGUMENT, "%d tokens of %d experts; at most 2^24 rows", a.tokens, a.topk);
+        return refuse("%d tokens of %d experts; at most 2^24 rows", a.tokens, a.topk);
     if (a.experts < 1 || a.experts >= MAX_ENTRIES || (a.shared != 0 && a.shared != 1))
-        return refuse(EXL3_BAD_ARGUMENT, "%d experts, shared %d; 1 to %d, and 0 or 1", a.experts, a.shared, MAX_ENTRIES - 1);
+        return refuse("%d experts, shared %d; 1 to %d, and 0 or 1", a.experts, a.shared, MAX_ENTRIES - 1);
     if (a.hidden < 128 || a.hidden % 128 || a.inter < 128 || a.inter % 128)
-        return refuse(EXL3_BAD_ARGUMENT, "hidden %d, inter %d; multiples of 128", a.hidden, a.inter);
-    if (a.max_k2 < 2 || a.max_k2 > 16) return refuse(EXL3_BAD_ARGUMENT, "max_k2 %d; 2 to 16", a.max_k2);
-    if (a.id_bytes != 8 && a.id_bytes != 4) return refuse(EXL3_BAD_ARGUMENT, "id_bytes %d; 8 or 4", a.id_bytes);
+        return refuse("hidden %d, inter %d; multiples of 128", a.hidden, a.inter);
+    if (a.max_k2 < 2 || a.max_k2 > 16) return refuse("max_k2 %d; 2 to 16", a.max_k2);
+    if (a.id_bytes != 8 && a.id_bytes != 4) return refuse("id_bytes %d; 8 or 4", a.id_bytes);
     if (a.y_dtype != EXL3_BF16 && a.y_dtype != EXL3_FP32)
-        return refuse(EXL3_BAD_ARGUMENT, "y_dtype %d; 0 (bf16) or 1 (fp32)", a.y_dtype);
+        return refuse("y_dtype %d; 0 (bf16) or 1 (fp32)", a.y_dtype);
     const Variant variant = grouped_variant(a.variant, a.max_k2, false);
-    if (variant.most == 0) return refuse(EXL3_BAD_ARGUMENT, "variant %d; 0 to 2", a.variant);
+    if (variant.most == 0) return refuse("variant %d; 0 to 2", a.variant);
     if (variant.shared > MOST_GROUPED)
-        return refuse(EXL3_BAD_ARGUMENT, "variant %d at k2 %d needs %d bytes of shared memory; %d at most", a.variant,
+        return refuse("variant %d at k2 %d needs %d bytes of shared memory; %d at most", a.variant,
                       a.max_k2, variant.shared, MOST_GROUPED);
     plan = Plan{};
     plan.slots = static_cast<int64_t>(a.tokens) * a.topk;
     plan.rows = plan.slots + (a.shared ? a.tokens : 0);
     const int64_t present = plan.slots < a.experts ? plan.slots : a.experts;
-    plan.groups = (plan.slots + 7 * present) / 8 + (a.shared ? ceil_div(a.tokens, 8) : 0);
+    plan.groups = (plan.slots + 7 * present) / 8 + (a.shared ? ceil_div<int64_t>(a.tokens, 8) : 0);
     const int64_t hidden = a.hidden / 128, inter = a.inter / 128;
     const int64_t each = 2 * hidden * 2048 + 2 * 8 * 4, spare = 2 * SPARE_GROUPS * hidden * 2048;
     const int64_t room = (a.pool_bytes - spare - 512) / each;
     plan.strip = a.pool_bytes / (plan.rows * 512 + 1);
     if (room < 1 || plan.strip < 1)
-        return refuse(EXL3_BAD_ARGUMENT, "a pool of %lld bytes; %d tokens need %lld at least", static_cast<long long>(a.pool_bytes),
+        return refuse("a pool of %lld bytes; %d tokens need %lld at least", static_cast<long long>(a.pool_bytes),
                       a.tokens, static_cast<long long>(spare + each + 512 > plan.rows * 512 + 1 ? spare + each + 512 : plan.rows * 512 + 1));
     const int64_t waves = ceil_div(plan.groups, room);
     if (waves > MAX_WAVES)
-        return refuse(EXL3_BAD_ARGUMENT, "a pool of %lld bytes makes %lld waves; %d at most", static_cast<long long>(a.pool_bytes),
+        return refuse("a pool of %lld bytes makes %lld waves; %d at most", static_cast<long long>(a.pool_bytes),
                       static_cast<long long>(waves), MAX_WAVES);
     plan.waves = static_cast<int>(waves);
     plan.wave = ceil_div(plan.groups, waves);
@@ -65,7 +62,7 @@ int plan_of(const exl3_prefill_args &a, Plan &plan) {
     plan.per_wave = static_cast<int>(most < plan.wave ? most : plan.wave);
     if (plan.items > plan.groups) plan.items = plan.groups;
     if (plan.items > 65535 || plan.wave > 65535)
-        return refuse(EXL3_BAD_ARGUMENT, "%lld items of %lld groups a wave; 65535 at most: a smaller pool or fewer tokens",
+        return refuse("%lld items of %lld groups a wave; 65535 at most: a smaller pool or fewer tokens",
                       static_cast<long long>(plan.items), static_cast<long long>(plan.wave));
     const int64_t inputs = round_up(2 * (plan.wave + SPARE_GROUPS) * hidden * 2048);
     const int64_t pool_in = inputs + round_up(2 * plan.wave * 8 * 4);
@@ -84,7 +81,7 @@ int plan_of(const exl3_prefill_args &a, Plan &plan) {
     plan.at_slot = place(plan.groups * 32);
     plan.at_head = place(sizeof(RouteHead));
     plan.bytes = at;
-    return EXL3_OK;
+    return CALL_OK;
 }
 
 } // namespace
@@ -93,27 +90,27 @@ extern "C" {
 
 int exl3_rotate(const void *x, int64_t x_stride, const void *suh, int32_t rows, int32_t in, void *rotated, void *stream) {
     if (rows < 0 || in < 128 || in % 128)
-        return refuse(EXL3_BAD_ARGUMENT, "[%d, %d]; the second must be a multiple of 128", rows, in);
-    if (rows == 0) return EXL3_OK;
+        return refuse("[%d, %d]; the second must be a multiple of 128", rows, in);
+    if (rows == 0) return CALL_OK;
     if (!x || !suh || !rotated || !aligned(x, 8) || !aligned(suh, 8) || !aligned(rotated, 16) || x_stride % 4)
-        return refuse(EXL3_BAD_ARGUMENT, "x %p (stride %lld), suh %p, rotated %p; x and suh 8-byte aligned, rotated 16, strides multiples of 4",
+        return refuse("x %p (stride %lld), suh %p, rotated %p; x and suh 8-byte aligned, rotated 16, strides multiples of 4",
                       x, static_cast<long long>(x_stride), suh, rotated);
     return done(launch_rotate(x, x_stride, suh, rows, in / 128, rotated, static_cast<cudaStream_t>(stream)), "exl3_rotate");
 }
 
 int exl3_reconstruct(const exl3_weights *parts, int32_t count, void *stream) {
     ReconstructLaunch p = {};
-    if (count < 0) return refuse(EXL3_BAD_ARGUMENT, "%d matrices; 0 or more", count);
+    if (count < 0) return refuse("%d matrices; 0 or more", count);
     for (int i = 0; i < count; ++i) {
         const exl3_weights &w = parts[i];
         if (w.in < 128 || w.in % 128 || w.out < 128 || w.out % 128 || w.first < 0 || w.first % 128 || w.columns < 128 ||
             w.columns % 128 || w.first > w.out - w.columns || static_cast<int64_t>(w.in) * w.out > int64_t{1} << 36)
-            return refuse(EXL3_BAD_ARGUMENT, "matrix %d: [%d, %d], columns %d of %d on; all must be multiples of 128", i, w.in,
+            return refuse("matrix %d: [%d, %d], columns %d of %d on; all must be multiples of 128", i, w.in,
                           w.out, w.columns, w.first);
         if (!legal_rate(w.k2, w.codebook))
-            return refuse(EXL3_BAD_ARGUMENT, "matrix %d: k2 %d with codebook %d is no EXL3 rate", i, w.k2, w.codebook);
+            return refuse("matrix %d: k2 %d with codebook %d is no EXL3 rate", i, w.k2, w.codebook);
         if (!w.trellis || !w.weights || !aligned(w.trellis, 16) || !aligned(w.weights, 16))
-            return refuse(EXL3_BAD_ARGUMENT, "matrix %d: trellis %p, weights %p; both must be 16-byte aligned", i, w.trellis, w.weights);
+            return refuse("matrix %d: trellis %p, weights %p; both must be 16-byte aligned", i, w.trellis, w.weights);
     }
     for (int i = 0; i < count; ++i) {
         const exl3_weights &w = parts[i];
@@ -125,16 +122,16 @@ int exl3_reconstruct(const exl3_weights *parts, int32_t count, void *stream) {
         if (const int status = done(launch_reconstruct(p, starts_early(), static_cast<cudaStream_t>(stream)), "exl3_reconstruct")) return status;
         p.count = 0;
     }
-    return EXL3_OK;
+    return CALL_OK;
 }
 
 int exl3_finish(const void *sums, const void *svh, int32_t rows, int32_t columns, void *y, int64_t y_stride,
                 int32_t y_dtype, void *stream) {
     if (rows < 0 || columns < 128 || columns % 128 || (y_dtype != EXL3_BF16 && y_dtype != EXL3_FP32))
-        return refuse(EXL3_BAD_ARGUMENT, "[%d, %d], dtype %d; the second a multiple of 128, 0 (bf16) or 1 (fp32)", rows, columns, y_dtype);
-    if (rows == 0) return EXL3_OK;
+        return refuse("[%d, %d], dtype %d; the second a multiple of 128, 0 (bf16) or 1 (fp32)", rows, columns, y_dtype);
+    if (rows == 0) return CALL_OK;
     if (!sums || !svh || !y || !aligned(sums, 16) || !aligned(svh, 8) || !aligned(y, y_dtype == EXL3_FP32 ? 16 : 8) || y_stride % 4)
-        return refuse(EXL3_BAD_ARGUMENT, "sums %p, svh %p, y %p (stride %lld); sums and fp32 y 16-byte aligned, the others 8, strides multiples of 4",
+        return refuse("sums %p, svh %p, y %p (stride %lld); sums and fp32 y 16-byte aligned, the others 8, strides multiples of 4",
                       sums, svh, y, static_cast<long long>(y_stride));
     return done(launch_finish(sums, svh, rows, columns / 128, y, y_stride, y_dtype == EXL3_FP32, static_cast<cudaStream_t>(stream)),
                 "exl3_finish");
@@ -148,21 +145,20 @@ int exl3_prefill_need(const exl3_prefill_args *args, int64_t *scratch_bytes, int
     *scratch_bytes = plan.bytes;
     *waves = plan.waves;
     *strips = plan.strips;
-    return EXL3_OK;
+    return CALL_OK;
 }
 
 int exl3_prefill(const exl3_prefill_args *args, void *scratch, int64_t scratch_bytes, void *stream) {
     const exl3_prefill_args &a = *args;
-    if (a.tokens == 0) return EXL3_OK;
+    if (a.tokens == 0) return CALL_OK;
     Plan plan;
     if (const int status = plan_of(a, plan)) return status;
     if (scratch_bytes < plan.bytes)
-        return refuse(EXL3_BAD_ARGUMENT, "%lld bytes of scratch; needed %lld", static_cast<long long>(scratch_bytes),
+        return refuse("%lld bytes of scratch; needed %lld", static_cast<long long>(scratch_bytes),
                       static_cast<long long>(plan.bytes));
     if (!a.x || !a.ids || !a.weights || !a.table || !a.y || !scratch || !aligned(a.x, 8) || !aligned(a.table, 16) ||
         !aligned(scratch, 256) || !aligned(a.y, a.y_dtype == EXL3_FP32 ? 16 : 8) || a.x_stride % 4 || a.y_stride % 4)
-        return refuse(EXL3_BAD_ARGUMENT,
-                      "x %p (stride %lld), ids %p, weights %p, table %p, y %p (stride %lld), scratch %p; none may be NULL, table "
+        return refuse("x %p (stride %lld), ids %p, weights %p, table %p, y %p (stride %lld), scratch %p; none may be NULL, table "
                       "and fp32 y are 16-byte aligned, scratch 256, x and y 8, strides multiples of 4",
                       a.x, static_cast<long long>(a.x_stride), a.ids, static_cast<const void *>(a.weights),
                       static_cast<const void *>(a.table), a.y, static_cast<long long>(a.y_stride), scratch);
@@ -242,7 +238,7 @@ int exl3_prefill(const exl3_prefill_args *args, void *scratch, int64_t scratch_b
             return status;
         if (const int status = done(launch_combine(r, g.out, g.chunk, g.chunks, on), "exl3_prefill, sum")) return status;
     }
-    return EXL3_OK;
+    return CALL_OK;
 }
 
 } // extern "C"

@@ -17,7 +17,7 @@ extern "C" {
  * 8 * q + 4 * t + 2 * u + e holds input 16 * t + 8 * u + 2 * q + e (q 0..3; t, u, e 0..1). */
 
 /* fp16 [rows, in] of bf16 x [rows, in]: H(x * suh) by 1/8 of the +-1 matrix, rounded once. */
-EXL3_API int exl3_rotate(const void *x, int64_t x_stride, const void *suh, int32_t rows, int32_t in,
+EXPORTED int exl3_rotate(const void *x, int64_t x_stride, const void *suh, int32_t rows, int32_t in,
                          void *rotated, void *stream);
 
 typedef struct {
@@ -33,11 +33,11 @@ typedef struct {
 
 /* The codebook's values, bit for bit. Neighbours of one rate and codebook, eight at most, share a
  * launch. */
-EXL3_API int exl3_reconstruct(const exl3_weights *parts /* host */, int32_t count, void *stream);
+EXPORTED int exl3_reconstruct(const exl3_weights *parts /* host */, int32_t count, void *stream);
 
 /* y [rows, columns] bf16 or fp32 of fp32 sums [rows, columns], contiguous: H by 1/16 of the +-1
  * matrix, times svh (of these columns). */
-EXL3_API int exl3_finish(const void *sums, const void *svh, int32_t rows, int32_t columns, void *y,
+EXPORTED int exl3_finish(const void *sums, const void *svh, int32_t rows, int32_t columns, void *y,
                          int64_t y_stride, int32_t y_dtype, void *stream);
 
 /* ---- experts ----------------------------------------------------------------------------------
@@ -74,11 +74,11 @@ typedef struct {
  * P = (slots + 7 * min(experts, slots)) / 8 + (shared ? ceil(tokens / 8) : 0):
  * (P + 16) * inter * 16 bytes of down's inputs, P * (inter / 128) * 32 of their sums, and tables of
  * some 60 bytes a group. */
-EXL3_API int exl3_prefill_need(const exl3_prefill_args *args /* host */, int64_t *scratch_bytes /* host */,
+EXPORTED int exl3_prefill_need(const exl3_prefill_args *args /* host */, int64_t *scratch_bytes /* host */,
                                int32_t *waves /* host */, int32_t *strips /* host */);
 
 /* scratch: 256-byte aligned, any contents; not in use by another launch that may run meanwhile. */
-EXL3_API int exl3_prefill(const exl3_prefill_args *args /* host */, void *scratch, int64_t scratch_bytes,
+EXPORTED int exl3_prefill(const exl3_prefill_args *args /* host */, void *scratch, int64_t scratch_bytes,
                           void *stream);
 
 #ifdef __cplusplus

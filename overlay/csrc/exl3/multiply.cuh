@@ -103,7 +103,7 @@ __device__ __forceinline__ void copy_inputs(const Side &s, const char *from, uin
     const uint32_t put = to + (first * C::KT + 2 * pair) * 256;
 #pragma unroll
     for (int i = 0; i < NG; i += EACH)
-        if (i + EACH <= NG || first + i < NG) copy_async(put + i * C::KT * 256, at + i * s.group);
+        if (i + EACH <= NG || first + i < NG) copy16(put + i * C::KT * 256, at + i * s.group);
 }
 
 template <typename C, int K2>
@@ -114,12 +114,12 @@ __device__ __forceinline__ void copy_weights(const Side &s, const char *from, ui
         for (int i = 0; i < C::KT * C::CT * K2; i += 32) {
             const int piece = i + lane, tile = piece / each;
             if (i + 32 <= all || piece < all)
-                copy_async(to + 16 * piece, from + tile * s.stride + 16 * (piece - tile * each));
+                copy16(to + 16 * piece, from + tile * s.stride + 16 * (piece - tile * each));
         }
     } else {
         for (int piece = lane; piece < all; piece += 32) {
             const int tile = piece / each;
-            copy_async(to + 16 * piece, from + tile * s.stride + 16 * (piece - tile * each));
+            copy16(to + 16 * piece, from + tile * s.stride + 16 * (piece - tile * each));
         }
     }
 }
@@ -247,7 +247,7 @@ __device__ __forceinline__ void multiply(const GroupedLaunch &p, const Side &s, 
                     next = decoder.load(weights + (t + 2) * tile_bytes, s.k2, s.codebook); /* at last the next k-tile's first */
                 }
 #pragma unroll
-                for (int g = 0; g < NG; ++g) mma(d[t][g], a[K2 ? t & 1 : 0], b[g].x, b[g].y);
+                for (int g = 0; g < NG; ++g) mma_fp16(d[t][g], a[K2 ? t & 1 : 0], b[g].x, b[g].y);
                 if (!K2) decoder.decode(next = decoder.load(weights + (t + 1) * tile_bytes, s.k2, s.codebook), a[0]);
             }
             weights += C::CT * tile_bytes;

@@ -18,24 +18,14 @@ static cudaError_t launch(ReconstructLaunch p, cudaStream_t stream) {
         p.of[i].first = ctas;
         ctas += p.of[i].blocks * (8 / TILES) * p.of[i].chunks * (8 / WARPS);
     }
-    cudaLaunchAttribute attribute = {};
-    attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
-    attribute.val.programmaticStreamSerializationAllowed = 1;
-    cudaLaunchConfig_t config = {};
-    config.gridDim = dim3(ctas);
-    config.blockDim = dim3(32 * WARPS);
-    config.stream = stream;
-    config.attrs = &attribute;
-    config.numAttrs = EARLY ? 1 : 0;
-    return cudaLaunchKernelEx(&config, reconstruct_kernel<K2, TILES, WARPS, EARLY>, p);
+    return call::launch_early(reconstruct_kernel<K2, TILES, WARPS, EARLY>, dim3(ctas), 32 * WARPS, 0, EARLY, stream, p);
 }
 
 template <int K2>
 static cudaError_t choose(const ReconstructLaunch &p, bool early, cudaStream_t stream) {
     if (!early) return launch<K2, COARSE, false>(p, stream);
-    int device = 0, sms = 0, ctas = 0;
-    if (const cudaError_t error = cudaGetDevice(&device)) return error;
-    if (const cudaError_t error = cudaDeviceGetAttribute(&sms, cudaDevAttrMultiProcessorCount, device)) return error;
+    int sms = 0, ctas = 0;
+    if (const cudaError_t error = call::attribute_of_gpu(cudaDevAttrMultiProcessorCount, sms)) return error;
     for (int i = 0; i < p.count; ++i) ctas += p.of[i].blocks * p.of[i].chunks * (8 / WARPS);
     return ctas < FULL * sms ? launch<K2, FINE, true>(p, stream) : launch<K2, COARSE, true>(p, stream);
 }

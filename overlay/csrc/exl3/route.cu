@@ -182,7 +182,7 @@ __global__ void __launch_bounds__(32 * GATHER_WARPS, 4) gather_kernel(const __gr
 #pragma unroll
             for (int hi = 0; hi < 8; ++hi) {
                 to[32 * hi] = make_uint2(b[hi][nb][0], b[hi][nb][1]);
-                mma(s[nb], ones, b[hi][nb][0], b[hi][nb][1]);
+                mma_fp16(s[nb], ones, b[hi][nb][0], b[hi][nb][1]);
             }
         }
     }

@@ -52,7 +52,7 @@ struct Source {
         for (int i = 0; i < tiles_of(K2) * PIECES; i += 32) {
             const char *from = i + 32 <= PIECES ? first : i >= PIECES ? second : STRADDLES ? both : first;
             if (i + 32 <= tiles_of(K2) * PIECES || lane < tiles_of(K2) * PIECES - i)
-                copy_async(to + 16u * i, from + 16 * i);
+                copy16(to + 16u * i, from + 16 * i);
         }
     }
 };
@@ -64,7 +64,7 @@ struct Source<0> {
     __device__ __forceinline__ Source(const char *from, int64_t, int lane) : first(from + 16 * lane) {}
     __device__ __forceinline__ void advance(int64_t by) { first += by; }
     __device__ __forceinline__ void copy(uint32_t to, int lane, int k2) const {
-        for (int i = 0; i < 8 * k2 - lane; i += 32) copy_async(to + 16u * i, first + 16 * i);
+        for (int i = 0; i < 8 * k2 - lane; i += 32) copy16(to + 16u * i, first + 16 * i);
     }
 };
 
@@ -169,7 +169,7 @@ __device__ __forceinline__ void stream_run(const Stream &s, int k2, int codebook
                     const int number = 8 * turn + tile;
                     if (turn < FROM) {
 #pragma unroll
-                        for (int nb = 0; nb < NB; ++nb) mma(sums.d[tile][nb], first->a[tile], b[nb][0], b[nb][1]);
+                        for (int nb = 0; nb < NB; ++nb) mma_fp16(sums.d[tile][nb], first->a[tile], b[nb][0], b[nb][1]);
                         continue;
                     }
                     uint32_t st[8];
@@ -178,10 +178,10 @@ __device__ __forceinline__ void stream_run(const Stream &s, int k2, int codebook
                     const uint32_t a[4] = {mul1_pair(st[0], st[1]), mul1_pair(st[4], st[5]),
                                            mul1_pair(st[2], st[3]), mul1_pair(st[6], st[7])};
 #pragma unroll
-                    for (int nb = 0; nb < NB; ++nb) mma(sums.d[tile][nb], a, b[nb][0], b[nb][1]);
+                    for (int nb = 0; nb < NB; ++nb) mma_fp16(sums.d[tile][nb], a, b[nb][0], b[nb][1]);
                 }
 #pragma unroll
-                for (int nb = 0; nb < NB; ++nb) mma(sums.s0[nb], ones, b[nb][0], b[nb][1]);
+                for (int nb = 0; nb < NB; ++nb) mma_fp16(sums.s0[nb], ones, b[nb][0], b[nb][1]);
             } else {
 #pragma unroll
                 for (int tile = 0; tile < 8; ++tile) {
@@ -191,7 +191,7 @@ __device__ __forceinline__ void stream_run(const Stream &s, int k2, int codebook
                                            any_pair(words, k2, codebook, 8 * lane + 2),
                                            any_pair(words, k2, codebook, 8 * lane + 6)};
 #pragma unroll
-                    for (int nb = 0; nb < NB; ++nb) mma(sums.d[tile][nb], a, b[nb][0], b[nb][1]);
+                    for (int nb = 0; nb < NB; ++nb) mma_fp16(sums.d[tile][nb], a, b[nb][0], b[nb][1]);
                 }
             }
         }
@@ -237,5 +237,25 @@ __device__ __forceinline__ void stream_run(const Stream &s, int k2, int codebook
     case 16: CALL(16); break;                    \
     default: CALL(0); break;                     \
     }
+
+__device__ __forceinline__ void start_stream(const Stream &s, int k2, int codebook, int lane) {
+#define EXL3_START(K2) stream_start<K2>(s, k2, lane)
+    EXL3_FOR_RATE(k2, codebook, EXL3_START)
+#undef EXL3_START
+}
+
+__device__ __forceinline__ void decode_begin(const Stream &s, int k2, int codebook, int lane, First &first) {
+#define EXL3_FIRST(K2) decode_first<K2>(s, lane, first)
+    EXL3_FOR_RATE(k2, codebook, EXL3_FIRST)
+#undef EXL3_FIRST
+}
+
+template <int NB, int STEP, bool BEGUN = false>
+__device__ __forceinline__ void run_stream(const Stream &s, int k2, int codebook, int lane, Sums<NB> &sums,
+                                           const First *first = nullptr) {
+#define EXL3_RUN(K2) stream_run<K2, NB, STEP, BEGUN>(s, k2, codebook, lane, sums, first)
+    EXL3_FOR_RATE(k2, codebook, EXL3_RUN)
+#undef EXL3_RUN
+}
 
 } // namespace exl3

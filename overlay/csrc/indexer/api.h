@@ -7,11 +7,9 @@
 
 #include <stdint.h>
 
-#define INDEXER_ABI 1
+#include "../common/call.h"
 
-#define INDEXER_OK 0
-#define INDEXER_BAD_ARGUMENT 1
-#define INDEXER_CUDA 2
+#define INDEXER_ABI 1
 
 #define INDEXER_HEADS 32
 #define INDEXER_MOST_CHOSEN 2048
@@ -69,10 +67,10 @@ typedef struct {
     int32_t early;   /* 1: may start while the launch before it ends, where the chip can */
 } indexer_choose_args;
 
-int indexer_abi(void);
-const char *indexer_error(void);
-int indexer_scores(const indexer_step *step, const indexer_scores_args *args, void *stream);
-int indexer_choose(const indexer_step *step, const indexer_choose_args *args, void *stream);
+EXPORTED int indexer_abi(void);
+EXPORTED const char *indexer_error(void);
+EXPORTED int indexer_scores(const indexer_step *step, const indexer_scores_args *args, void *stream);
+EXPORTED int indexer_choose(const indexer_step *step, const indexer_choose_args *args, void *stream);
 
 #ifdef __cplusplus
 }

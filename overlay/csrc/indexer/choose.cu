@@ -1,12 +1,16 @@
 /* The best of a row's values, a CTA a row: positions by their scores, candidate blocks by their best,
  * positions of candidate blocks. Where values are many, first the blocks of `fan` whose best are best: each
  * that is not chosen has nothing that goes before their bests. 128 registers; 46.5 KB of shared memory. */
+#include "../common/launch.hpp"
+#include "../common/ptx.cuh"
 #include "launch.hpp"
-#include "ptx.cuh"
 #include "rows.cuh"
 #include "select.cuh"
 
 namespace indexer {
+
+using namespace ptx;
+
 namespace {
 
 constexpr int QUADS = INDEXER_DIRECT / 4 / CHOOSERS;
@@ -116,16 +120,8 @@ __global__ void __launch_bounds__(CHOOSERS, 1)
 } // namespace
 
 cudaError_t launch_choose(const indexer_step &step, const indexer_choose_args &args, bool early, cudaStream_t stream) {
-    cudaLaunchConfig_t config{};
-    config.gridDim = dim3(static_cast<unsigned>(step.rows - step.first_row));
-    config.blockDim = dim3(CHOOSERS);
-    config.stream = stream;
-    cudaLaunchAttribute attribute{};
-    attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
-    attribute.val.programmaticStreamSerializationAllowed = 1;
-    config.attrs = &attribute;
-    config.numAttrs = early ? 1 : 0;
-    return cudaLaunchKernelEx(&config, choose, step, args);
+    const dim3 grid(static_cast<unsigned>(step.rows - step.first_row));
+    return call::launch_early(choose, grid, CHOOSERS, 0, early, stream, step, args);
 }
 
 } // namespace indexer

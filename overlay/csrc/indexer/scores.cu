@@ -126,8 +126,8 @@ __global__ void __launch_bounds__(THREADS, CANDIDATES ? CANDIDATE_CTAS : CTAS)
 #pragma unroll
                     for (int n = 0; n < 2; ++n) {
                         const uint32_t w = word(raw[pair + n], s), b0 = odd(w), b1 = even(w);
-                        mma(acc[0][n], heads[0][s], b0, b1);
-                        mma(acc[1][n], heads[1][s], b0, b1);
+                        mma_fp16(acc[0][n], heads[0][s], b0, b1);
+                        mma_fp16(acc[1][n], heads[1][s], b0, b1);
                     }
 #pragma unroll
                 for (int n = 0; n < 2; ++n) {

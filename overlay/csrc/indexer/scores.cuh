@@ -9,11 +9,13 @@
  * factors are given back by the heads' weights (UNDO). A NaN code reads as +-480; none is stored. */
 #pragma once
 
+#include "../common/ptx.cuh"
 #include "launch.hpp"
-#include "ptx.cuh"
 #include "rows.cuh"
 
 namespace indexer {
+
+using namespace ptx;
 
 constexpr int THREADS = 128, WARPS = THREADS / 32, DIM = 128, HEADS = INDEXER_HEADS, KEYS = 32, NT = KEYS / 8, STEPS = 8;
 constexpr int CTAS = 3, CANDIDATE_CTAS = 2; /* on a multiprocessor at once */

@@ -77,9 +77,10 @@ def compute_slot_mappings(
         if not self._slot_mapping_enabled[group]:
             slots[group, token] = PAD_SLOT_ID
             continue
-        table = self.block_tables[group].gpu
-        found = table[state.clamp(min=0), position // size].long() * size + position % size
-        slots[group, token] = found.where(state >= 0, PAD_SLOT_ID)
+        table, real = self.block_tables[group].gpu, state >= 0
+        block = (position // size).where(real, 0)  # a dummy may stand behind the table's end
+        found = table[state.clamp(min=0), block].long() * size + position % size
+        slots[group, token] = found.where(real, PAD_SLOT_ID)
     return slots[:, :num_tokens_padded]
 
 

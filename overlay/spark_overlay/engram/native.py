@@ -24,6 +24,7 @@ from spark_overlay.engram.layout import EngramError
 from spark_overlay.engram.packed import HEADER_BYTES, PackedFile
 from spark_overlay.engram.source import TableSource
 from spark_overlay.engram.store import Bytes, EngramReadError, Rows, StoreStats
+from spark_overlay.native_library import opened
 
 logger = logging.getLogger(__name__)
 
@@ -104,15 +105,7 @@ def load(path: Path = LIBRARY) -> ctypes.CDLL:
         "Install g++, pkg-config and liburing-dev and then the overlay again, or set "
         "ENGRAM_STORE=plain (slow: one read at a time)"
     )
-    if not path.exists():
-        raise EngramError(f"{path}: missing, the overlay was installed without a compiler. {mend}")
-    try:
-        library = ctypes.CDLL(str(path))
-        found = int(library.engram_abi())
-    except (OSError, AttributeError) as error:
-        raise EngramError(f"{path}: cannot be loaded ({error}). {mend}") from error
-    if found != _ABI:
-        raise EngramError(f"{path}: has interface {found}, expected {_ABI}. {mend}")
+    library = opened(path, "engram", _ABI, "a compiler", mend, EngramError)
     pointer, text = ctypes.c_void_p, (ctypes.c_char_p, ctypes.c_size_t)
     library.engram_open.argtypes = (ctypes.POINTER(_Config), *text)
     library.engram_open.restype = pointer

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -76,32 +77,49 @@ def aligned(x: Tensor) -> Tensor:
     return x if right else x.clone(memory_format=torch.contiguous_format)
 
 
-def check_experts(
-    x: Tensor,
-    ids: Tensor,
-    weights: Tensor,
-    table: Tensor,
-    experts: int,
-    shared: bool,
-    inter: int,
-    dtype: torch.dtype,
-) -> None:
-    check_dtype(dtype)
-    if x.dim() != 2 or x.dtype != torch.bfloat16 or x.shape[1] % plan.BLOCK:
-        raise ValueError(
-            f"x {x.dtype} {list(x.shape)}, expected bf16 [tokens, hidden], hidden a multiple of "
-            f"{plan.BLOCK}"
-        )
-    if ids.dim() != 2 or ids.dtype not in (torch.int32, torch.int64):
-        raise ValueError(f"ids {ids.dtype} {list(ids.shape)}, expected int32 or int64 [tokens, k]")
-    if weights.dtype != torch.float32 or weights.shape != ids.shape or len(ids) != len(x):
-        raise ValueError(
-            f"{len(x)} tokens with ids {list(ids.shape)} and weights {weights.dtype} "
-            f"{list(weights.shape)}; expected fp32, shaped alike"
-        )
-    if table.dtype != torch.int64 or table.shape != (3, experts + shared, 4):
-        raise ValueError(
-            f"table {table.dtype} {list(table.shape)}, expected int64 {[3, experts + shared, 4]}"
-        )
-    if inter % plan.BLOCK or not 0 < inter <= plan.MAX_INTER:
-        raise ValueError(f"{inter} intermediate channels; a multiple of 128, at most 4096")
+@dataclass(slots=True)
+class Routed:
+    """What ``experts`` and ``prefill`` take, in the order of their schema, and checked: ``x`` bf16
+    ``[tokens, hidden]``, ``ids`` and fp32 ``weights`` ``[tokens, k]``, and a table of experts
+    (``ops.experts_table``)."""
+
+    x: Tensor
+    ids: Tensor
+    weights: Tensor
+    table: Tensor
+    experts: int
+    first_id: int
+    shared: bool
+    inter: int
+    max_k2: int
+    limit: float
+    dtype: torch.dtype
+
+    def __post_init__(self) -> None:
+        x, ids, weights, table = self.x, self.ids, self.weights, self.table
+        lines = self.experts + self.shared
+        check_dtype(self.dtype)
+        if x.dim() != 2 or x.dtype != torch.bfloat16 or x.shape[1] % plan.BLOCK:
+            raise ValueError(
+                f"x {x.dtype} {list(x.shape)}, expected bf16 [tokens, hidden], hidden a multiple "
+                f"of {plan.BLOCK}"
+            )
+        if ids.dim() != 2 or ids.dtype not in (torch.int32, torch.int64):
+            raise ValueError(
+                f"ids {ids.dtype} {list(ids.shape)}, expected int32 or int64 [tokens, k]"
+            )
+        if weights.dtype != torch.float32 or weights.shape != ids.shape or len(ids) != len(x):
+            raise ValueError(
+                f"{len(x)} tokens with ids {list(ids.shape)} and weights {weights.dtype} "
+                f"{list(weights.shape)}; expected fp32, shaped alike"
+            )
+        if table.dtype != torch.int64 or table.shape != (3, lines, 4):
+            raise ValueError(
+                f"table {table.dtype} {list(table.shape)}, expected int64 {[3, lines, 4]}"
+            )
+        if self.inter % plan.BLOCK or not 0 < self.inter <= plan.MAX_INTER:
+            raise ValueError(f"{self.inter} intermediate channels; a multiple of 128, at most 4096")
+
+    def output(self) -> Tensor:
+        """``[tokens, hidden]`` of ``dtype``, not written yet."""
+        return torch.empty_like(self.x, dtype=self.dtype, memory_format=torch.contiguous_format)

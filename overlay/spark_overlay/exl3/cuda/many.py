@@ -55,13 +55,13 @@ class Weights(ctypes.Structure):
 
 _POINTER, _ARGS = c_void_p, POINTER(Prefill)
 _CALLS = {
-    "exl3_rotate": (_POINTER, c_int64, _POINTER, c_int32, c_int32, _POINTER, _POINTER),
-    "exl3_reconstruct": (POINTER(Weights), c_int32, _POINTER),
-    "exl3_finish": (
+    "rotate": (_POINTER, c_int64, _POINTER, c_int32, c_int32, _POINTER, _POINTER),
+    "reconstruct": (POINTER(Weights), c_int32, _POINTER),
+    "finish": (
         _POINTER, _POINTER, c_int32, c_int32, _POINTER, c_int64, c_int32, _POINTER
     ),
-    "exl3_prefill_need": (_ARGS, POINTER(c_int64), POINTER(c_int32), POINTER(c_int32)),
-    "exl3_prefill": (_ARGS, _POINTER, c_int64, _POINTER),
+    "prefill_need": (_ARGS, POINTER(c_int64), POINTER(c_int32), POINTER(c_int32)),
+    "prefill": (_ARGS, _POINTER, c_int64, _POINTER),
 }  # fmt: skip
 
 
@@ -70,17 +70,16 @@ class Many:
 
     def __init__(self, loaded: library.Library) -> None:
         self._loaded = loaded
-        for name, types in _CALLS.items():
-            loaded.declare(name, types)
+        loaded.declare(_CALLS)
 
     def rotate(
         self, x: int, stride: int, suh: int, rows: int, inputs: int, rotated: int, stream: int
     ) -> None:
-        self._loaded.call("exl3_rotate", x, stride, suh, rows, inputs, rotated, stream)
+        self._loaded.call("rotate", x, stride, suh, rows, inputs, rotated, stream)
 
     def reconstruct(self, parts: Sequence[Weights], stream: int) -> None:
         array = (Weights * len(parts))(*parts)
-        self._loaded.call("exl3_reconstruct", array, len(parts), stream)
+        self._loaded.call("reconstruct", array, len(parts), stream)
 
     def finish(
         self,
@@ -92,18 +91,18 @@ class Many:
         stream: int,
     ) -> None:
         """``y``: address, elements from row to row, dtype."""
-        self._loaded.call("exl3_finish", sums, svh, rows, columns, *y, stream)
+        self._loaded.call("finish", sums, svh, rows, columns, *y, stream)
 
     def prefill_need(self, args: Prefill) -> PrefillNeed:
         scratch, waves, strips = c_int64(), c_int32(), c_int32()
         self._loaded.call(
-            "exl3_prefill_need",
+            "prefill_need",
             *(ctypes.byref(each) for each in (args, scratch, waves, strips)),
         )
         return PrefillNeed(scratch.value, waves.value, strips.value)
 
     def prefill(self, args: Prefill, scratch: int, size: int, stream: int) -> None:
-        self._loaded.call("exl3_prefill", ctypes.byref(args), scratch, size, stream)
+        self._loaded.call("prefill", ctypes.byref(args), scratch, size, stream)
 
 
 @cache

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from spark_overlay.exl3 import reference
-from spark_overlay.exl3.cuda.checks import NUMBERED, check_experts, check_group
+from spark_overlay.exl3.cuda.checks import NUMBERED, Routed, check_group
 from spark_overlay.exl3.format import Codebook
 
 
@@ -31,30 +31,17 @@ def group(
     return torch.cat(parts, -1).to(dtype)
 
 
-def experts(
-    x: Tensor,
-    ids: Tensor,
-    weights: Tensor,
-    table: Tensor,
-    experts: int,
-    first_id: int,
-    shared: bool,
-    inter: int,
-    max_k2: int,
-    limit: float,
-    dtype: torch.dtype,
-) -> Tensor:
-    check_experts(x, ids, weights, table, experts, shared, inter, dtype)
-    out = torch.zeros(x.shape, dtype=torch.float32)
-    clamp = limit if limit > 0 else math.inf
-    local = ids.long() - first_id
-    for entry in sorted({i for i in local.flatten().tolist() if 0 <= i < experts}):
+def experts(a: Routed) -> Tensor:
+    out = torch.zeros(a.x.shape, dtype=torch.float32)
+    clamp = a.limit if a.limit > 0 else math.inf
+    local = a.ids.long() - a.first_id
+    for entry in sorted({i for i in local.flatten().tolist() if 0 <= i < a.experts}):
         token, choice = (local == entry).nonzero(as_tuple=True)
-        y = _one_expert(x[token].float(), table[:, entry], inter, clamp)
-        out.index_add_(0, token, y * weights[token, choice, None])
-    if shared:
-        out += _one_expert(x.float(), table[:, experts], inter, clamp)
-    return out.to(dtype)
+        y = _one_expert(a.x[token].float(), a.table[:, entry], a.inter, clamp)
+        out.index_add_(0, token, y * a.weights[token, choice, None])
+    if a.shared:
+        out += _one_expert(a.x.float(), a.table[:, a.experts], a.inter, clamp)
+    return out.to(a.dtype)
 
 
 def _one_expert(x: Tensor, entry: Tensor, inter: int, limit: float) -> Tensor:

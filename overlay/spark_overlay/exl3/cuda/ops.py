@@ -11,7 +11,7 @@ vLLM's side streams need no switch. On a CPU they are the torch reference.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import cache
 
 import torch
@@ -19,22 +19,11 @@ from torch import Tensor
 from torch.library import Library, register_fake
 
 from spark_overlay.exl3.cuda import library, on_cpu, plan, workspace
-from spark_overlay.exl3.cuda.checks import (
-    DTYPES,
-    aligned,
-    check_experts,
-    check_group,
-    check_matrix,
-)
+from spark_overlay.exl3.cuda.checks import DTYPES, Routed, aligned, check_group, check_matrix
 from spark_overlay.exl3.format import Codebook, bits_from_words
 
-_SCHEMAS = (
-    "group(Tensor[] xs, Tensor[] trellis, Tensor[] suh, Tensor[] svh, Tensor?[] bias, "
-    "int[] codebooks, ScalarType dtype) -> Tensor",
-    "experts(Tensor x, Tensor ids, Tensor weights, Tensor table, int experts, int first_id, "
-    "bool shared, int inter, int max_k2, float limit, ScalarType dtype) -> Tensor",
-    "decode(Tensor trellis, int codebook) -> Tensor",
-)
+Op = Callable[..., Tensor]
+_kept: list[Library] = []  # a Library takes its ops with it when it goes
 
 
 def group(
@@ -114,38 +103,57 @@ def experts_table(gate: Sequence[Entry], up: Sequence[Entry], down: Sequence[Ent
     return table.to(gate[0][0].device)
 
 
-@cache
-def install() -> None:
-    """Define the ops; done when this module is imported."""
-    space = Library("spark_exl3", "DEF")
-    for schema in _SCHEMAS:
-        space.define(schema)
-    for name, cuda, cpu, fake in (
-        ("group", launch_group, on_cpu.group, _group_fake),
-        ("experts", launch_experts, on_cpu.experts, _experts_fake),
-        ("decode", _decode_cuda, on_cpu.decode, _decode_fake),
-    ):
-        space.impl(name, cuda, "CUDA")
-        space.impl(name, cpu, "CPU")
-        register_fake(f"spark_exl3::{name}", fake, lib=space)
+def define(name: str, schema: str, cuda: Op, cpu: Op, fake: Op) -> None:
+    """One op of ``spark_exl3``, for as long as the process runs."""
+    space = Library("spark_exl3", "FRAGMENT")
+    space.define(name + schema)
+    space.impl(name, cuda, "CUDA")
+    space.impl(name, cpu, "CPU")
+    register_fake(f"spark_exl3::{name}", fake, lib=space)
     _kept.append(space)
 
 
-_kept: list[Library] = []  # a Library takes its ops with it when it goes
+def define_routed(name: str, cuda: Callable[[Routed], Tensor]) -> None:
+    """One that takes ``Routed``."""
+    define(
+        name,
+        "(Tensor x, Tensor ids, Tensor weights, Tensor table, int experts, int first_id, "
+        "bool shared, int inter, int max_k2, float limit, ScalarType dtype) -> Tensor",
+        lambda *given: cuda(Routed(*given)),
+        lambda *given: on_cpu.experts(Routed(*given)),
+        lambda *given: Routed(*given).output(),
+    )
+
+
+@cache
+def install() -> None:
+    """Define the ops; done when this module is imported."""
+    define(
+        "group",
+        "(Tensor[] xs, Tensor[] trellis, Tensor[] suh, Tensor[] svh, Tensor?[] bias, "
+        "int[] codebooks, ScalarType dtype) -> Tensor",
+        launch_group,
+        on_cpu.group,
+        group_output,
+    )
+    define_routed("experts", launch_experts)
+    schema = "(Tensor trellis, int codebook) -> Tensor"
+    define("decode", schema, _decode_cuda, on_cpu.decode, _decode_fake)
 
 
 # -- group ------------------------------------------------------------------------------------
 
 
-def _group_fake(
-    xs: list[Tensor],
-    trellis: list[Tensor],
-    suh: list[Tensor],
-    svh: list[Tensor],
-    bias: list[Tensor | None],
-    codebooks: list[int],
+def group_output(
+    xs: Sequence[Tensor],
+    trellis: Sequence[Tensor],
+    suh: Sequence[Tensor],
+    svh: Sequence[Tensor],
+    bias: Sequence[Tensor | None],
+    codebooks: Sequence[int],
     dtype: torch.dtype,
 ) -> Tensor:
+    """``[rows, sum of out]`` of ``dtype``, not written yet; checks what ``group`` is given."""
     check_group(xs, trellis, suh, svh, bias, codebooks, dtype)
     return xs[0].new_empty((xs[0].shape[0], sum(s.numel() for s in svh)), dtype=dtype)
 
@@ -161,13 +169,12 @@ def launch_group(
     chosen: plan.GroupPlan | None = None,
 ) -> Tensor:
     """``group`` on CUDA, by ``chosen`` instead of the table's plan: what a tuner compares."""
-    check_group(xs, trellis, suh, svh, bias, codebooks, dtype)
+    y = group_output(xs, trellis, suh, svh, bias, codebooks, dtype)
     rows, device = xs[0].shape[0], xs[0].device
     shapes = tuple(
         plan.Shape(u.numel(), v.numel(), bits_from_words(t.shape[2]))
         for t, u, v in zip(trellis, suh, svh, strict=True)
     )
-    y = torch.empty((rows, sum(s.outputs for s in shapes)), dtype=dtype, device=device)
     if rows == 0:
         return y
     if rows > plan.MAX_ROWS:
@@ -221,73 +228,42 @@ def _planned_group(
 # -- experts ----------------------------------------------------------------------------------
 
 
-def _experts_fake(
-    x: Tensor,
-    ids: Tensor,
-    weights: Tensor,
-    table: Tensor,
-    experts: int,
-    first_id: int,
-    shared: bool,
-    inter: int,
-    max_k2: int,
-    limit: float,
-    dtype: torch.dtype,
-) -> Tensor:
-    check_experts(x, ids, weights, table, experts, shared, inter, dtype)
-    return torch.empty_like(x, dtype=dtype, memory_format=torch.contiguous_format)
-
-
-def launch_experts(
-    x: Tensor,
-    ids: Tensor,
-    weights: Tensor,
-    table: Tensor,
-    experts: int,
-    first_id: int,
-    shared: bool,
-    inter: int,
-    max_k2: int,
-    limit: float,
-    dtype: torch.dtype,
-    chosen: plan.ExpertsPlan | None = None,
-) -> Tensor:
+def launch_experts(a: Routed, chosen: plan.ExpertsPlan | None = None) -> Tensor:
     """``experts`` on CUDA, by ``chosen`` instead of the table's plan: what a tuner compares."""
-    check_experts(x, ids, weights, table, experts, shared, inter, dtype)
-    (tokens, topk), device, hidden = ids.shape, x.device, x.shape[1]
-    y = torch.empty((tokens, hidden), dtype=dtype, device=device)
+    (tokens, topk), device, hidden = a.ids.shape, a.x.device, a.x.shape[1]
+    y = a.output()
     if tokens == 0:
         return y
     if tokens * topk > plan.MAX_SLOTS:
         raise ValueError(f"{tokens} tokens of {topk} experts: at most {plan.MAX_SLOTS} ids a call")
     if chosen is None:
-        chosen, need = _planned_experts(device, hidden, inter, tokens, topk, shared, max_k2)
+        chosen, need = _planned_experts(device, hidden, a.inter, tokens, topk, a.shared, a.max_k2)
     else:
-        need = plan.experts_need(hidden, inter, tokens, tokens * topk, shared, chosen)
-    x, ids, weights = aligned(x), ids.contiguous(), weights.contiguous()
+        need = plan.experts_need(hidden, a.inter, tokens, tokens * topk, a.shared, chosen)
+    x, ids, weights = aligned(a.x), a.ids.contiguous(), a.weights.contiguous()
     with torch.cuda.device(device):
         stream = torch.cuda.current_stream(device).cuda_stream
         scratch = workspace.scratch(need.scratch_bytes, device)
-        counters = workspace.counters(device).of((stream, table.data_ptr()), need.counters)
+        counters = workspace.counters(device).of((stream, a.table.data_ptr()), need.counters)
         args = library.Experts(
             x.data_ptr(),
             x.stride(0),
             ids.data_ptr(),
             weights.data_ptr(),
-            table.data_ptr(),
+            a.table.data_ptr(),
             y.data_ptr(),
             y.stride(0),
             ids.element_size(),
             tokens,
             topk,
-            experts,
-            first_id,
-            int(shared),
+            a.experts,
+            a.first_id,
+            int(a.shared),
             hidden,
-            inter,
-            DTYPES[dtype],
-            max_k2,
-            limit,
+            a.inter,
+            DTYPES[a.dtype],
+            a.max_k2,
+            a.limit,
             chosen.a_warps,
             chosen.a_chunks,
             chosen.a_kblocks,

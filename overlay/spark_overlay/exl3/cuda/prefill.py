@@ -18,22 +18,15 @@ from itertools import accumulate
 
 import torch
 from torch import Tensor
-from torch.library import Library, register_fake
 
 from spark_overlay.exl3.cuda import many, on_cpu, ops, plan, workspace
-from spark_overlay.exl3.cuda.checks import DTYPES, aligned, check_experts, check_group
+from spark_overlay.exl3.cuda.checks import DTYPES, Routed, aligned
 from spark_overlay.exl3.cuda.plan_prefill import PrefillPlan
 from spark_overlay.exl3.format import bits_from_words
 
 #: Of one ``many`` call, beside its rotated inputs: fp16 weights decoded at once, fp32 sums held at
 #: once; 128 MiB each.
 DECODED, SUMS = 64 << 20, 32 << 20
-_SCHEMAS = (
-    "many(Tensor[] xs, Tensor[] trellis, Tensor[] suh, Tensor[] svh, int[] codebooks, "
-    "ScalarType dtype) -> Tensor",
-    "prefill(Tensor x, Tensor ids, Tensor weights, Tensor table, int experts, int first_id, "
-    "bool shared, int inter, int max_k2, float limit, ScalarType dtype) -> Tensor",
-)
 
 
 def dense(
@@ -165,7 +158,7 @@ def launch_many(
     codebooks: list[int],
     dtype: torch.dtype,
 ) -> Tensor:
-    y = _many_fake(xs, trellis, suh, svh, codebooks, dtype)
+    y = ops.group_output(xs, trellis, suh, svh, [None] * len(trellis), codebooks, dtype)
     if y.shape[0] == 0:
         return y
     every = xs if len(xs) == len(trellis) else xs * len(trellis)
@@ -188,75 +181,38 @@ def launch_many(
     return y
 
 
-def _many_fake(
-    xs: list[Tensor],
-    trellis: list[Tensor],
-    suh: list[Tensor],
-    svh: list[Tensor],
-    codebooks: list[int],
-    dtype: torch.dtype,
-) -> Tensor:
-    check_group(xs, trellis, suh, svh, [None] * len(trellis), codebooks, dtype)
-    return xs[0].new_empty((xs[0].shape[0], sum(s.numel() for s in svh)), dtype=dtype)
-
-
-def _many_cpu(
-    xs: list[Tensor],
-    trellis: list[Tensor],
-    suh: list[Tensor],
-    svh: list[Tensor],
-    codebooks: list[int],
-    dtype: torch.dtype,
-) -> Tensor:
-    return on_cpu.group(xs, trellis, suh, svh, [None] * len(trellis), codebooks, dtype)
-
-
 # -- experts ----------------------------------------------------------------------------------
 
 
-def launch_prefill(
-    x: Tensor,
-    ids: Tensor,
-    weights: Tensor,
-    table: Tensor,
-    experts: int,
-    first_id: int,
-    shared: bool,
-    inter: int,
-    max_k2: int,
-    limit: float,
-    dtype: torch.dtype,
-    chosen: PrefillPlan | None = None,
-) -> Tensor:
+def launch_prefill(a: Routed, chosen: PrefillPlan | None = None) -> Tensor:
     """``prefill`` on CUDA, by ``chosen`` instead of the table's plan: what a tuner compares."""
-    check_experts(x, ids, weights, table, experts, shared, inter, dtype)
-    (tokens, topk), device, hidden = ids.shape, x.device, x.shape[1]
-    y = torch.empty((tokens, hidden), dtype=dtype, device=device)
+    (tokens, topk), device = a.ids.shape, a.x.device
+    y = a.output()
     if tokens == 0:
         return y
     if chosen is None:
-        chosen = ops.table_of(device).prefill_plan(tokens * topk, experts)
-    x, ids, weights = aligned(x), ids.contiguous(), weights.contiguous()
+        chosen = ops.table_of(device).prefill_plan(tokens * topk, a.experts)
+    x, ids, weights = aligned(a.x), a.ids.contiguous(), a.weights.contiguous()
     args = many.Prefill(
         x.data_ptr(),
         x.stride(0),
         ids.data_ptr(),
         weights.data_ptr(),
-        table.data_ptr(),
+        a.table.data_ptr(),
         y.data_ptr(),
         y.stride(0),
         chosen.pool_mib << 20,
         ids.element_size(),
         tokens,
         topk,
-        experts,
-        first_id,
-        int(shared),
-        hidden,
-        inter,
-        DTYPES[dtype],
-        max_k2,
-        limit,
+        a.experts,
+        a.first_id,
+        int(a.shared),
+        a.x.shape[1],
+        a.inter,
+        DTYPES[a.dtype],
+        a.max_k2,
+        a.limit,
         chosen.variant,
     )
     loaded = many.load()
@@ -267,43 +223,30 @@ def launch_prefill(
     return y
 
 
-def _prefill_fake(
-    x: Tensor,
-    ids: Tensor,
-    weights: Tensor,
-    table: Tensor,
-    experts: int,
-    first_id: int,
-    shared: bool,
-    inter: int,
-    max_k2: int,
-    limit: float,
-    dtype: torch.dtype,
-) -> Tensor:
-    check_experts(x, ids, weights, table, experts, shared, inter, dtype)
-    return torch.empty_like(x, dtype=dtype, memory_format=torch.contiguous_format)
-
-
 def _stream(on: Tensor) -> int:
     stream: int = torch.cuda.current_stream(on.device).cuda_stream
     return stream
 
 
+def _without_bias(op: ops.Op) -> ops.Op:
+    """``group``'s as ``many``'s, which has no biases."""
+    return lambda xs, trellis, suh, svh, codebooks, dtype: op(
+        xs, trellis, suh, svh, [None] * len(trellis), codebooks, dtype
+    )
+
+
 @cache
 def install() -> None:
     """Define the ops; done when this module is imported."""
-    space = Library("spark_exl3", "FRAGMENT")
-    for schema in _SCHEMAS:
-        space.define(schema)
-    for name, cuda, cpu, fake in (
-        ("many", launch_many, _many_cpu, _many_fake),
-        ("prefill", launch_prefill, on_cpu.experts, _prefill_fake),
-    ):
-        space.impl(name, cuda, "CUDA")
-        space.impl(name, cpu, "CPU")
-        register_fake(f"spark_exl3::{name}", fake, lib=space)
-    _kept.append(space)
+    ops.define(
+        "many",
+        "(Tensor[] xs, Tensor[] trellis, Tensor[] suh, Tensor[] svh, int[] codebooks, "
+        "ScalarType dtype) -> Tensor",
+        launch_many,
+        _without_bias(on_cpu.group),
+        _without_bias(ops.group_output),
+    )
+    ops.define_routed("prefill", launch_prefill)
 
 
-_kept: list[Library] = []  # a Library takes its ops with it when it goes
 install()

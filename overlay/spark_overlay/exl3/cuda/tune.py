@@ -232,10 +232,11 @@ def best_experts(
 
     def calls(chosen: ExpertsPlan) -> list[Call]:
         def one(ids: Tensor, weights: Tensor) -> Call:
-            return lambda: ops.launch_experts(
+            routed = ops.Routed(
                 x, ids, weights, layer.table, EXPERTS, 0, False, layer.inter, layer.k2, 10.0,
-                torch.float32, chosen,
+                torch.float32,
             )  # fmt: skip
+            return lambda: ops.launch_experts(routed, chosen)
 
         return [one(*route) for route in routes]
 

@@ -1,27 +1,20 @@
-"""The CUDA library by ctypes: csrc/indexer/api.h. No torch here; addresses go in.
-
-``_cuda.so`` is built when the overlay is installed where nvcc is; it depends on no Python and no
-torch.
-"""
+"""The CUDA library by ctypes: csrc/indexer/api.h."""
 
 from __future__ import annotations
 
 import ctypes
-import os
-from ctypes import POINTER, c_char_p, c_int32, c_int64, c_void_p
+from ctypes import POINTER, c_int32, c_int64, c_void_p
 from functools import cache
 from pathlib import Path
+from typing import ClassVar
+
+from spark_overlay.native_library import CudaLibrary, chosen
 
 LIBRARY = Path(__file__).resolve().parents[1] / "_cuda.so"
 #: Another build of it, for a GPU the installed one is not for.
 OVERRIDE = "SPARK_INDEXER_LIBRARY"
 ABI = 1
 HEADS, MOST_CHOSEN, DIRECT, MOST_ENTRIES = 32, 2048, 16384, 131072
-
-_BUILD = (
-    "Build it on the machine with the GPU: python3 overlay/csrc/build_cuda.py --indexer {path} "
-    "(CUDA 13's nvcc on PATH or under CUDA_HOME; SPARK_CUDA_ARCH=121a where no GPU is seen)"
-)
 
 
 class IndexerCudaError(RuntimeError):
@@ -90,58 +83,28 @@ class ChooseArgs(ctypes.Structure):
     )
 
 
-class Library:
-    """The calls, each raising with what the library said: ``ValueError`` for arguments that it
-    refuses, ``IndexerCudaError`` where CUDA failed."""
-
-    def __init__(self, path: Path) -> None:
-        build = _BUILD.format(path=path)
-        if not path.exists():
-            raise IndexerCudaError(
-                f"{path}: missing, the overlay was installed without nvcc. {build}"
-            )
-        try:
-            library = ctypes.CDLL(str(path))
-            found = int(library.indexer_abi())
-        except (OSError, AttributeError) as error:
-            raise IndexerCudaError(f"{path}: cannot be loaded ({error}). {build}") from error
-        if found != ABI:
-            raise IndexerCudaError(f"{path}: has interface {found}, expected {ABI}. {build}")
-        self.path = path
-        library.indexer_error.restype = c_char_p
-        library.indexer_scores.argtypes = (POINTER(StepArgs), POINTER(ScoresArgs), c_void_p)
-        library.indexer_choose.argtypes = (POINTER(StepArgs), POINTER(ChooseArgs), c_void_p)
-        self._library = library
+class Library(CudaLibrary):
+    prefix, abi, error = "indexer", ABI, IndexerCudaError
+    title, option = "indexer kernels", "--indexer "
+    calls: ClassVar = {
+        "scores": (POINTER(StepArgs), POINTER(ScoresArgs), c_void_p),
+        "choose": (POINTER(StepArgs), POINTER(ChooseArgs), c_void_p),
+    }
 
     def scores(self, step: StepArgs, args: ScoresArgs, stream: int) -> None:
-        self._raise_for(
-            self._library.indexer_scores(ctypes.byref(step), ctypes.byref(args), stream)
-        )
+        self.call("scores", ctypes.byref(step), ctypes.byref(args), stream)
 
     def choose(self, step: StepArgs, args: ChooseArgs, stream: int) -> None:
-        self._raise_for(
-            self._library.indexer_choose(ctypes.byref(step), ctypes.byref(args), stream)
-        )
-
-    def _raise_for(self, status: int) -> None:
-        if status == 0:
-            return
-        said = (self._library.indexer_error() or b"").decode(errors="replace")
-        if status == 1:
-            raise ValueError(f"indexer kernels: {said}")
-        raise IndexerCudaError(
-            f"indexer kernels ({self.path}): {said}. If it says that no kernel image fits, it "
-            f"was built for another GPU: {_BUILD.format(path=self.path)}"
-        )
+        self.call("choose", ctypes.byref(step), ctypes.byref(args), stream)
 
 
 @cache
 def load(path: Path | None = None) -> Library:
     """The library of SPARK_INDEXER_LIBRARY, else the installed one. Raises IndexerCudaError."""
-    return Library(path or Path(os.environ.get(OVERRIDE) or LIBRARY))
+    return Library(path or chosen(OVERRIDE, LIBRARY))
 
 
 @cache
 def present() -> bool:
     """Whether there is one to load; without it the Triton kernels compute."""
-    return Path(os.environ.get(OVERRIDE) or LIBRARY).exists()
+    return chosen(OVERRIDE, LIBRARY).exists()

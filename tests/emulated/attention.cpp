@@ -1,10 +1,7 @@
-/* The kernels of attend.cuh and many.cuh on the host, a CTA after the other; without splits. */
-#include "many.cuh"
-
-#include <thread>
-#include <vector>
-
+/* Attention's kernels of this CPU, without splits. */
 #include "api.h"
+#include "attend.cuh"
+#include "many.cuh"
 
 namespace {
 
@@ -12,16 +9,7 @@ using namespace attention;
 
 template <typename Kernel>
 void run(const Launch &p, unsigned grid, Kernel kernel) {
-    for (unsigned x = 0; x < grid; ++x) {
-        std::memset(memory, 0xff, sizeof(memory));
-        std::vector<std::thread> threads;
-        for (unsigned i = 0; i < emulated::THREADS; ++i)
-            threads.emplace_back([&, i] {
-                threadIdx = {i, 0, 0}, blockIdx = {x, 0, 0}, gridDim = {grid, 1, 1};
-                kernel(p);
-            });
-        for (std::thread &one : threads) one.join();
-    }
+    emulated::run(THREADS, {grid, 1, 1}, [&] { kernel(p); }, begin_memory);
 }
 
 template <int KEYS, int MT>
@@ -32,7 +20,12 @@ void few(const Launch &p) {
 
 } // namespace
 
-extern "C" void emulate(const attention_args *args) {
+extern "C" {
+
+int attention_abi(void) { return ATTENTION_ABI; }
+const char *attention_error(void) { return ""; }
+
+int attention_sparse(const attention_args *args, void *) {
     const attention_args &a = *args;
     Launch p{};
     p.q = static_cast<const __nv_bfloat16 *>(a.q), p.q_token = a.q_token, p.q_head = a.q_head;
@@ -53,4 +46,7 @@ extern "C" void emulate(const attention_args *args) {
         wide ? few<32, 2>(p) : few<32, 1>(p);
     else
         wide ? few<64, 2>(p) : few<64, 1>(p);
+    return CALL_OK;
 }
+
+} // extern "C"

@@ -16,13 +16,13 @@ int indexer_scores(const indexer_step *step, const indexer_scores_args *args, vo
         else
             one_row<false>(*step, *args);
     });
-    return 0;
+    return CALL_OK;
 }
 
 int indexer_choose(const indexer_step *step, const indexer_choose_args *args, void *) {
     const auto rows = static_cast<unsigned>(step->rows - step->first_row);
     emulated::run(indexer::CHOOSERS, {rows, 1, 1}, [=] { indexer::choose(*step, *args); });
-    return 0;
+    return CALL_OK;
 }
 
 } // extern "C"

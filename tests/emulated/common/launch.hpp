@@ -1,0 +1,2 @@
+/* Launches are left out of the sources: the emulation's own file of each folder runs the kernels. */
+#pragma once
