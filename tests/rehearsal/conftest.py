@@ -25,8 +25,21 @@ if str(HERE) not in sys.path:
 from engine import Answers, Engines  # noqa: E402
 from jobs import COMMON, JOBS  # noqa: E402
 
+#: Fixtures that start engines: the jobs', the clients' server, the tree of 0.33.
+ENGINES = frozenset({"engines", "server", "tree"})
 _WANTED = pytest.StashKey[list[str]]()
 HOW = "run these tests by the engine's Python: ./start.sh test engine"
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.addinivalue_line("markers", "engines: needs a server or an engine of its own")
+
+
+@pytest.hookimpl(tryfirst=True)  # before -m chooses
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if ENGINES.intersection(getattr(item, "fixturenames", ())):
+            item.add_marker("engines")
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:

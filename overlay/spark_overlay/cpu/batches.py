@@ -72,12 +72,12 @@ def compute_slot_mappings(
     slots[:, total:] = PAD_SLOT_ID
     state = idx_mapping.long().repeat_interleave(starts.diff())
     token = slice(int(starts[0]), total)
-    position = positions[token].long()
+    position, real = positions[token].long(), state >= 0
     for group, size in enumerate(self.block_sizes):
         if not self._slot_mapping_enabled[group]:
             slots[group, token] = PAD_SLOT_ID
             continue
-        table, real = self.block_tables[group].gpu, state >= 0
+        table = self.block_tables[group].gpu
         block = (position // size).where(real, 0)  # a dummy may stand behind the table's end
         found = table[state.clamp(min=0), block].long() * size + position % size
         slots[group, token] = found.where(real, PAD_SLOT_ID)

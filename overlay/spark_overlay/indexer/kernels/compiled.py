@@ -12,9 +12,10 @@ _POINTERS = {
     **dict.fromkeys(("weights", "out", "tops"), "*fp32"),
     **dict.fromkeys(("table", "request", "starts", "lengths", "chosen"), "*i32"),
 }
-#: Bytes a thread may store and load besides: eight rows' sums, and a choice of 2048 among 16384 by
-#: 1024 threads, do not quite fit their registers.
+#: Bytes a thread may store and load besides: several rows' sums, and a choice of 2048 among 16384
+#: by 1024 threads, do not quite fit their registers.
 _SPILLS = 1024
+_SPILLED_ROWS = {1: 0, 2: 128, 4: 256, 8: _SPILLS}
 _PLAIN = ("first_row", "rows", "requests", "width", "blocks")
 _STRIDES = ("cache_stride", "table_stride", "chosen_stride", "out_stride", "tops_stride")
 
@@ -37,7 +38,7 @@ def kernels() -> list[Compiled]:
             warps,
             stages,
             _PLAIN,
-            _SPILLS if group == 8 else 0,
+            _SPILLED_ROWS[group],
         )
         for group, (keys, warps, stages) in sizes.DENSE.items()
         for fan in (tuning.fan, 8)
