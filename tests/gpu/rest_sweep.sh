@@ -36,7 +36,7 @@ out, n, arch = sys.argv[1:]
 define = [f"-DINDEXER_CHOOSERS={n}"]
 cuda.build(Path(out), [cuda.architecture(arch)], define, 2, cuda.sources(cuda.INDEXER))'
 for n in "${threads[@]}"; do
-    begin "build_$n" 90 python3 -c "$build" "$(library "$n")" "$n" "$arch"
+    [[ -e $(library "$n") ]] || begin "build_$n" 90 python3 -c "$build" "$(library "$n")" "$n" "$arch"
 done
 building=("${jobs[@]}")
 if ((${#peer[@]})); then

@@ -1,6 +1,6 @@
 /* The best of a row's values, a CTA a row: positions by their scores, candidate blocks by their best,
  * positions of candidate blocks. Where values are many, first the blocks of `fan` whose best are best: each
- * that is not chosen has nothing that goes before their bests. 128 registers; 46.5 KB of shared memory. */
+ * that is not chosen has nothing that goes before their bests. 64 registers; 47 KB of shared memory. */
 #include "../common/launch.hpp"
 #include "../common/ptx.cuh"
 #include "launch.hpp"
@@ -36,8 +36,8 @@ __device__ __forceinline__ void hold(Held<QUADS> &held, const float *values, int
 __device__ __forceinline__ void gather(Held<QUADS> &held, const Shared &s, const float *values, int picked, int shift,
                                        int entries) {
     float4 v[QUADS];
-    int from[QUADS]; /* the quad; entries: none */
     held.n = picked << shift;
+    int from[QUADS]; /* the quad; entries: none */
 #pragma unroll
     for (int c = 0; c < QUADS; ++c) {
         const int place = 4 * (c * CHOOSERS + static_cast<int>(threadIdx.x));
@@ -77,35 +77,29 @@ __global__ void __launch_bounds__(CHOOSERS, 1)
     const bool twice = !blocks && entries > INDEXER_DIRECT;
     const float *first = twice ? a.tops + blockIdx.x * a.tops_row : values;
     int n = twice ? (entries + a.fan - 1) >> by : entries, picked = 0;
-    const int room = twice ? min(ROOM, INDEXER_DIRECT >> by) : count;
-    const auto bounded = [&](const auto &from) {
+    Held<QUADS> held;
+    const auto best_of = [&](const auto &from) {
         clear(s, (n + 31) / 32);
-        const Range found = bounds(s, from, count); /* a barrier */
+        const Range range = bounds(s, from, count); /* a barrier */
         if (tid == 0 && newest >= 0) s.bits[newest / 32] = 1u << (newest % 32);
-        return found;
+        const int room = twice ? min(ROOM, INDEXER_DIRECT >> by) : count;
+        return Range{choose_best(s, from, n, count, room, range), range.hi};
     };
     Range range;
-    int round = 0;
-    if (n > INDEXER_DIRECT) {
-        const Streamed from{first, n, newest};
-        range = bounded(from);
-        range.lo = choose_best(s, from, n, count, room, range);
-        round = 1;
+    if (n <= INDEXER_DIRECT) {
+        hold(held, first, n, newest);
+        range = best_of(held);
+    } else {
+        range = best_of(Streamed{first, n, newest});
     }
-    /* Both rounds by the same instructions: what is not fetched takes no time. */
-    for (Held<QUADS> held; round < (twice ? 2 : 1); ++round) {
-        if (round) {
-            picked = in_turn(s, s.bits, (n + 31) / 32, [&](int rank, int place) { s.blocks[rank] = place; });
-            __syncthreads();
-            n = picked << by;
-            gather(held, s, values, picked, by, entries);
-            clear(s, (n + 31) / 32);
-            __syncthreads();
-        } else {
-            hold(held, first, n, newest);
-            range = bounded(held);
-        }
-        range.lo = choose_best(s, held, n, count, round ? count : room, range);
+    if (twice) {
+        picked = in_turn(s, s.bits, (n + 31) / 32, [&](int rank, int place) { s.blocks[rank] = place; });
+        __syncthreads();
+        gather(held, s, values, picked, by, entries);
+        n = picked << by;
+        clear(s, (n + 31) / 32);
+        __syncthreads();
+        choose_best(s, held, n, count, count, range);
     }
     int32_t *final = a.final + row * a.final_row;
     const int32_t *chosen = candidates ? a.chosen + row * a.chosen_row : nullptr;

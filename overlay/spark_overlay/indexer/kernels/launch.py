@@ -211,7 +211,9 @@ class Selection:
     def _early(self, step: Step, device: torch.device) -> bool:
         """Of a prompt's rows each would hold a multiprocessor's room while it waits."""
         few = step.longest <= launch_cuda.DECODED
-        return self.tuning.early and few and torch.cuda.get_device_capability(device) >= (9, 0)
+        if not (self.tuning.early and few and device.type == "cuda"):
+            return False
+        return torch.cuda.get_device_capability(device) >= (9, 0)
 
     def _splits(self, programs: int, width: int, keys: int, device: torch.device) -> int:
         """Programs that share one row's keys."""

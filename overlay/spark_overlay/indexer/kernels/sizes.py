@@ -38,7 +38,7 @@ class Tuning:
     last: int = 8192
     choice_warps: int = 16
     library: bool = True  # the CUDA library where it is and can
-    early: bool = False  # its choice starts while Triton's scores end, from sm_90 on
+    early: bool = True  # its choice starts while Triton's scores end, from sm_90 on
 
 
 @dataclass(frozen=True)
