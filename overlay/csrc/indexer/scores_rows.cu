@@ -1,0 +1,195 @@
+/* Scores of several rows of one request a CTA, over all its keys. A warp makes its 32 keys fp16 once, in
+ * registers, and multiplies them by one row after the other, whose heads lie ready in shared memory. Its next
+ * keys are on their way meanwhile, and a row's sums are added up while the next row is multiplied. 155 to
+ * 162 registers; 16 KB of shared memory and 8.3 KB a row. */
+#include "../common/launch.hpp"
+#include "scores.cuh"
+
+namespace indexer {
+namespace {
+
+constexpr int PAIRS = EIGHTS / 2;                          /* of eights of heads: what a lane reads at once */
+constexpr int OPERANDS = PAIRS * STEPS * 32;               /* of a row, 16 bytes each */
+constexpr int ROW_BYTES = OPERANDS * 16 + HEADS * 4 + 4;   /* operands, weights, keys it sees */
+constexpr int STAGE = KEYS * DIM / 16, STAGES = WARPS * STAGE; /* a warp's next keys; 16 bytes each, too */
+
+/* Of `group` rows, in shared memory. */
+struct Prepared {
+    uint4 *heads;    /* [row][pair][step][lane]: B operands of both eights */
+    float4 *weights; /* [row][pair][t]: halves of the weights of heads 2 t, 2 t + 1 of both */
+    int *seen;       /* [row] */
+};
+
+__device__ __forceinline__ Prepared prepared(uint4 *memory, int group) {
+    Prepared rows;
+    rows.heads = memory;
+    rows.weights = reinterpret_cast<float4 *>(rows.heads + group * OPERANDS);
+    rows.seen = reinterpret_cast<int *>(rows.weights + group * PAIRS * 4);
+    return rows;
+}
+
+/* A thread's part of a row's heads: half the dimension of a pair of eights. Here it alone writes until they
+ * are ready: four operands, of which the first two are their codes at first. */
+__device__ __forceinline__ uint4 *part_of(const Prepared &rows, int i) {
+    const int tid = static_cast<int>(threadIdx.x);
+    return rows.heads + i * OPERANDS + (tid >> 5) * (STEPS / 2 * 32) + (tid & 31);
+}
+
+__device__ __forceinline__ void copy_heads(const Prepared &rows, const indexer_scores_args &a, int first, int count) {
+    const int tid = static_cast<int>(threadIdx.x), lane = tid & 31, pair = tid >> 6, half = tid >> 5 & 1;
+    const auto *q = static_cast<const uint8_t *>(a.q) + first * static_cast<int64_t>(HEADS * DIM) +
+                    (16 * pair + (lane >> 2)) * DIM + half * 64 + (lane & 3) * 16;
+    for (int i = 0; i < count; ++i, q += HEADS * DIM) {
+        const uint32_t to = shared_address(part_of(rows, i));
+        copy16(to, q, true), copy16(to + 512, q + 8 * DIM, true);
+    }
+    copy_commit();
+}
+
+/* After its copies have arrived. */
+__device__ __forceinline__ void prepare_heads(const Prepared &rows, int count) {
+    for (int i = 0; i < count; ++i) {
+        uint4 *to = part_of(rows, i);
+        const uint4 v = to[0], w = to[32];
+        to[0] = make_uint4(odd(v.x), even(v.x), odd(w.x), even(w.x));
+        to[32] = make_uint4(odd(v.y), even(v.y), odd(w.y), even(w.y));
+        to[64] = make_uint4(odd(v.z), even(v.z), odd(w.z), even(w.z));
+        to[96] = make_uint4(odd(v.w), even(v.w), odd(w.w), even(w.w));
+    }
+}
+
+__device__ __forceinline__ void prepare_weights(const Prepared &rows, const indexer_scores_args &a, int first, int count) {
+    auto *weights = reinterpret_cast<float *>(rows.weights);
+    for (int i = static_cast<int>(threadIdx.x); i < count * HEADS; i += THREADS) {
+        const int head = i & (HEADS - 1); /* bits: pair, upper eight, t (two), c */
+        const int place = (head & 16) + (head >> 1 & 3) * 4 + (head >> 3 & 1) * 2 + (head & 1);
+        weights[i - head + place] = a.weights[first * static_cast<int64_t>(HEADS) + i] * (UNDO / 2);
+    }
+}
+
+/* A lane's part of a warp's keys, to where it alone reads it: [eight][half of the dimension][lane]. */
+__device__ __forceinline__ void copy_keys(uint4 *stage, const uint8_t *keys, int lane) {
+    const uint8_t *key = keys ? keys + (lane >> 2) * DIM + (lane & 3) * 16 : nullptr;
+    const uint32_t to = shared_address(stage + lane);
+#pragma unroll
+    for (int e = 0; e < EIGHTS; ++e)
+#pragma unroll
+        for (int half = 0; half < 2; ++half)
+            copy16(to + (2 * e + half) * 512, keys ? key + 8 * e * DIM + half * 64 : nullptr, keys);
+    copy_commit();
+}
+
+__device__ __forceinline__ void take_keys(uint4 (&keys)[2][STEPS], const uint4 *stage, int lane) {
+#pragma unroll
+    for (int m = 0; m < 2; ++m) {
+        uint4 raw[2][2];
+#pragma unroll
+        for (int up = 0; up < 2; ++up)
+#pragma unroll
+            for (int half = 0; half < 2; ++half) raw[up][half] = stage[((2 * m + up) * 2 + half) * 32 + lane];
+#pragma unroll
+        for (int s = 0; s < STEPS; ++s) keys[m][s] = operand(word(raw[0], s), word(raw[1], s));
+    }
+}
+
+/* sums[m][up] of row i, as `summed` takes them. */
+__device__ __forceinline__ void multiply(float (&sums)[2][2], const uint4 (&keys)[2][STEPS], const Prepared &rows, int i,
+                                         int lane) {
+    const uint4 *heads = rows.heads + i * OPERANDS + lane;
+#pragma unroll
+    for (int m = 0; m < 2; ++m) sums[m][0] = sums[m][1] = 0.f;
+#pragma unroll
+    for (int p = 0; p < PAIRS; ++p) {
+        float acc[2][2][4] = {}; /* [m][upper eight] */
+#pragma unroll
+        for (int s = 0; s < STEPS; ++s) {
+            const uint4 b = heads[(p * STEPS + s) * 32];
+#pragma unroll
+            for (int m = 0; m < 2; ++m) {
+                mma_fp16(acc[m][0], keys[m][s], b.x, b.y);
+                mma_fp16(acc[m][1], keys[m][s], b.z, b.w);
+            }
+        }
+        const float4 weight = rows.weights[(i * PAIRS + p) * 4 + (lane & 3)];
+#pragma unroll
+        for (int m = 0; m < 2; ++m) {
+            add_heads(sums[m], acc[m][0], make_float2(weight.x, weight.y));
+            add_heads(sums[m], acc[m][1], make_float2(weight.z, weight.w));
+        }
+    }
+}
+
+__global__ void __launch_bounds__(THREADS, CTAS)
+    rows_at_once(const __grid_constant__ indexer_step step, const __grid_constant__ indexer_scores_args a) {
+    extern __shared__ __align__(16) uint8_t memory[];
+    let_next_start();
+    const int tid = static_cast<int>(threadIdx.x), lane = tid & 31, warp = tid >> 5;
+    const int part = static_cast<int>(blockIdx.x) % a.parts, owner = static_cast<int>(blockIdx.x) / a.parts;
+    uint4 *stage = reinterpret_cast<uint4 *>(memory) + warp * STAGE;
+    const Prepared rows = prepared(reinterpret_cast<uint4 *>(memory) + STAGES, a.group);
+    const int end = step.starts[owner + 1], length = step.lengths[owner];
+    const int low = max(step.starts[owner], step.first_row), high = min(end, step.rows);
+    const int begin = static_cast<int>(blockIdx.y) * WARPS * KEYS, stride = static_cast<int>(gridDim.y) * WARPS * KEYS;
+    const int32_t *table = a.table + owner * a.table_row;
+    for (int first = low + part * a.group; first < high; first += a.parts * a.group) {
+        const int count = min(a.group, high - first);
+        const int bound = visible(step, length, end, first + count - 1); /* the last sees most */
+        if (begin >= bound) continue; /* the whole CTA */
+        int start = begin + warp * KEYS;
+        const int first_id = id_of(a, table, start, bound);
+        int next_id = id_of(a, table, start + stride, bound);
+        copy_heads(rows, a, first, count);
+        Place<false> at = place_of<false>(a, table, nullptr, first_id, start, bound, lane);
+        copy_keys(stage, at.keys[0], lane);
+        float scale = scale_of(at);
+        prepare_weights(rows, a, first, count);
+        if (tid < count) rows.seen[tid] = visible(step, length, end, first + tid);
+        copy_wait<1>();
+        prepare_heads(rows, count);
+        __syncthreads();
+        for (; start < bound; start += stride) {
+            uint4 keys[2][STEPS];
+            copy_wait_all();
+            take_keys(keys, stage, lane);
+            const float by = scale;
+            const int position = at.scale ? at.position : INT32_MAX;
+            at = place_of<false>(a, table, nullptr, next_id, start + stride, bound, lane);
+            copy_keys(stage, at.keys[0], lane);
+            scale = scale_of(at);
+            next_id = id_of(a, table, start + 2 * stride, bound);
+            float before[2][2] = {}; /* of the row before */
+            int seen = 0;
+            const auto finish = [&](int row) {
+                const float value = summed(before, lane) * by;
+                store(a, row - step.first_row, start, seen, position < seen ? value : -INFINITY, lane);
+            };
+#pragma unroll 1
+            for (int i = 0; i < count; ++i) {
+                float sums[2][2];
+                multiply(sums, keys, rows, i, lane);
+                finish(first + i - 1);
+                seen = rows.seen[i];
+#pragma unroll
+                for (int m = 0; m < 2; ++m) before[m][0] = sums[m][0], before[m][1] = sums[m][1];
+            }
+            finish(first + count - 1);
+        }
+        copy_wait_all();
+        __syncthreads(); /* nobody reads these rows any more */
+    }
+}
+
+} // namespace
+
+cudaError_t launch_rows(const indexer_step &step, const indexer_scores_args &args, cudaStream_t stream) {
+    const dim3 grid(static_cast<unsigned>(step.requests) * args.parts, args.splits);
+    const int bytes = STAGES * 16 + args.group * ROW_BYTES;
+    if (const cudaError_t error = call::allow_shared(rows_at_once, bytes)) return error;
+    const cudaError_t error = cudaFuncSetAttribute(rows_at_once, cudaFuncAttributePreferredSharedMemoryCarveout,
+                                                   cudaSharedmemCarveoutMaxShared);
+    if (error) return error;
+    rows_at_once<<<grid, THREADS, bytes, stream>>>(step, args);
+    return cudaGetLastError();
+}
+
+} // namespace indexer
