@@ -70,7 +70,8 @@ __global__ void __launch_bounds__(THREADS, CANDIDATES ? CANDIDATE_CTAS : CTAS)
             }
             scale = scale_of(at);
             const float value = summed(sums, lane) * by;
-            store(a, line, start, bound, shown ? value : -INFINITY, lane);
+            const int column = start + key_of(lane);
+            store(target_of(a, line, column), a.fan, column, bound, shown ? value : -INFINITY);
         }
     }
 }

@@ -142,13 +142,20 @@ __device__ __forceinline__ float best(float value, int fan) {
     return value;
 }
 
-__device__ __forceinline__ void store(const indexer_scores_args &a, int64_t line, int start, int bound, float value,
-                                      int lane) {
-    const int column = start + key_of(lane);
-    if (column < bound) a.out[line * a.out_row + column] = value;
-    const float top = best(value, a.fan);
-    const int by = a.fan == 16 ? 4 : 3;
-    if ((column & (a.fan - 1)) == 0 && column < bound) a.tops[line * a.tops_row + (column >> by)] = top;
+/* Where a lane's score of a row goes, and the best of the `fan` that begin with it. */
+struct Target {
+    float *out, *top;
+};
+
+__device__ __forceinline__ Target target_of(const indexer_scores_args &a, int64_t line, int column) {
+    return {a.out + line * a.out_row + column, a.tops + line * a.tops_row + (column >> (a.fan == 16 ? 4 : 3))};
+}
+
+/* `column`: of this lane, as `start` + key_of(lane). */
+__device__ __forceinline__ void store(const Target &to, int fan, int column, int bound, float value) {
+    if (column < bound) *to.out = value;
+    const float top = best(value, fan);
+    if ((column & (fan - 1)) == 0 && column < bound) *to.top = top;
 }
 
 } // namespace indexer

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 KEYS, WARPS = 32, 4  # keys of a warp, warps of a CTA
 CTAS, CANDIDATE_CTAS = 3, 2  # that a multiprocessor holds at once, by registers
 #: Bytes of shared memory of a CTA that scores several rows: CUDA's, its keys', each row's.
-RESERVED, STAGES, ROW = 1024, 16384, 8324
+RESERVED, STAGES, ROW = 1024, 16384, 8336
 #: Rows at once that are worth a CTA less on a multiprocessor: keys are made fp16 once for all.
 ENOUGH = 4
 POSITIONS_MOST, CANDIDATE_SIZE = 512, 8
