@@ -111,11 +111,12 @@ def test_rows_at_once_score_as_one_row_does(
     emulate: Any, ratio: int, fan: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Bit by bit, what is left alone, too: groups that a request's rows fill, do not fill and are
-    more than, rows before and behind those asked for, pages that are not there."""
+    more than, rows before and behind those asked for, pages that are not there, and more CTAs
+    than the keys give work to."""
     monkeypatch.setattr(launch_cuda, "shared_memory", lambda _: 228 << 10)
     case = indexer_cases.make(RAGGED, ratio=ratio, states=32, padding=2, gap=144, seed=7)
     case.step.table[5, 2], case.step.table[0, 1] = -1, case.cache.shape[0]
-    for chips, part in ((1, {}), (3, {}), (1, {"first": 5, "last": 21})):
+    for chips, part in ((1, {}), (3, {}), (12, {}), (1, {"first": 5, "last": 21})):
         right = scored(case, 1, fan=fan, multiprocessors=chips, **part)
         for together in (2, 3, 8) if chips == 1 and not part else (4,):
             found = scored(case, together, fan=fan, multiprocessors=chips, **part)
@@ -185,7 +186,7 @@ def test_how_rows_and_keys_are_shared() -> None:
     assert of(1, 8, 131072) == (4, 2, 198)
     assert of(1, 4, 131072, together=2) == (2, 2, 198)
     assert of(1, 4, 131072, together=1) == (1, 4, 99)
-    assert of(1, 4, 4096) == (4, 1, 32)
+    assert of(1, 4, 4096) == (4, 1, 128)
     assert of(1, 2048, 16384) == (7, 293, 4)
     assert of(150, 4, 131072) == (4, 1, 5)
     assert of(1, 6, 131072, chip=(108, 164)) == (3, 2, 162)

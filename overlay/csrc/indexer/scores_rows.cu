@@ -107,6 +107,21 @@ __device__ __forceinline__ void multiply(float (&sums)[2][2], const uint4 (&keys
     }
 }
 
+/* What a CTA takes of a group: rows first .. first + count, and of their keys one split of `splits`. */
+struct Share {
+    int first, count, split, splits;
+};
+
+/* Where a group's keys are too few for all CTAs, those take fewer rows each: 2, 4 or 8 share the rows. */
+__device__ __forceinline__ Share share_of(int count, int bound) {
+    const int all = static_cast<int>(gridDim.y), needed = (bound + WARPS * KEYS - 1) / (WARPS * KEYS);
+    int by = 0;
+    while (1 << by < count && needed << (by + 1) <= all) ++by;
+    const int splits = all >> by, which = static_cast<int>(blockIdx.y) / splits, each = (count + (1 << by) - 1) >> by;
+    const int split = static_cast<int>(blockIdx.y) - which * splits;
+    return {which * each, min(each, count - which * each), split, splits};
+}
+
 __global__ void __launch_bounds__(THREADS, CTAS)
     rows_at_once(const __grid_constant__ indexer_step step, const __grid_constant__ indexer_scores_args a) {
     extern __shared__ __align__(16) uint8_t memory[];
@@ -115,20 +130,20 @@ __global__ void __launch_bounds__(THREADS, CTAS)
     const int part = static_cast<int>(blockIdx.x) % a.parts, owner = static_cast<int>(blockIdx.x) / a.parts;
     uint4 *stage = reinterpret_cast<uint4 *>(memory) + warp * STAGE;
     uint4 *rows = reinterpret_cast<uint4 *>(memory) + STAGES;
-    const int begin = static_cast<int>(blockIdx.y) * WARPS * KEYS, stride = static_cast<int>(gridDim.y) * WARPS * KEYS;
     const int32_t *table = a.table + owner * a.table_row;
-    /* Asked for before it is known how far the rows see: within the table in any case. */
-    const int first_id = id_of(a, table, begin + warp * KEYS, step.width);
-    const int second_id = id_of(a, table, begin + warp * KEYS + stride, step.width);
     const int end = step.starts[owner + 1], length = step.lengths[owner];
     const int low = max(step.starts[owner], step.first_row), high = min(end, step.rows);
-    for (int first = low + part * a.group; first < high; first += a.parts * a.group) {
-        const int count = min(a.group, high - first);
+    for (int group = low + part * a.group; group < high; group += a.parts * a.group) {
+        const Share mine = share_of(min(a.group, high - group), visible(step, length, end, min(group + a.group, high) - 1));
+        const int first = group + mine.first, count = mine.count, stride = mine.splits * (WARPS * KEYS);
         const int bound = visible(step, length, end, first + count - 1); /* the last sees most */
-        if (begin >= bound) continue; /* the whole CTA */
-        int start = begin + warp * KEYS, next_id = start + stride < bound ? second_id : -1;
+        const int begin = mine.split * (WARPS * KEYS);
+        if (count <= 0 || begin >= bound) continue; /* the whole CTA */
+        int start = begin + warp * KEYS;
+        const int first_id = id_of(a, table, start, bound);
+        int next_id = id_of(a, table, start + stride, bound);
         copy_heads(rows, a, first, count);
-        Place<false> at = place_of<false>(a, table, nullptr, start < bound ? first_id : -1, start, bound, lane);
+        Place<false> at = place_of<false>(a, table, nullptr, first_id, start, bound, lane);
         const auto fetch = [&] {
             const auto *keys = at.scale ? at.keys[0] : static_cast<const uint8_t *>(a.cache);
             copy_keys(stage, keys, at.scale, lane);

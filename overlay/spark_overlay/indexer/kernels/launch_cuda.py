@@ -71,7 +71,7 @@ class Shares:
 
     group: int
     parts: int
-    splits: int
+    splits: int  # where they are more than the keys give work to, they share a group's rows, too
 
 
 def shares(
@@ -88,7 +88,7 @@ def shares(
     parts = -(-max(longest, 1) // group)
     group = -(-max(longest, 1) // parts)  # as many each
     pairs, slots = requests * parts, ctas * multiprocessors
-    most = max(1, min(-(-width // (KEYS * WARPS)), 65535))
+    most = max(1, min(-(-width // (KEYS * WARPS)) * group, 65535))
     few = max(1, slots // pairs)
     if group == 1:
         return Shares(group, parts, min(few, most))
