@@ -34,7 +34,9 @@ __device__ __forceinline__ uint32_t word(const uint4 (&raw)[2], int step) {
 }
 
 /* Of two rows eight apart: one step of an A operand. */
-__device__ __forceinline__ uint4 operand(uint32_t v, uint32_t w) { return make_uint4(odd(v), odd(w), even(v), even(w)); }
+__device__ __forceinline__ uint4 operand(uint32_t v, uint32_t w) {
+    return make_uint4(odd(v), odd(w), even(v), even(w));
+}
 
 /* ---- where keys lie ---------------------------------------------------------------------------- */
 

@@ -1,7 +1,7 @@
 /* Scores of several rows of one request a CTA, over all its keys. A warp makes its 32 keys fp16 once, in
  * registers, and multiplies them by one row after the other, whose heads lie ready in shared memory. Its next
- * keys are on their way meanwhile, and a row's sums are added up while the next row is multiplied. 155 to
- * 162 registers; 16 KB of shared memory and 8.3 KB a row. */
+ * keys are on their way meanwhile, and a row's sums are added up while the next row is multiplied. 149 to
+ * 168 registers; 16 KB of shared memory and 8336 bytes a row. */
 #include "../common/launch.hpp"
 #include "scores.cuh"
 
@@ -81,7 +81,8 @@ __device__ __forceinline__ void take_keys(uint4 (&keys)[2][STEPS], const uint4 *
 }
 
 /* sums[m][up] as `summed` takes them. */
-__device__ __forceinline__ void multiply(float (&sums)[2][2], const uint4 (&keys)[2][STEPS], const uint4 *row, int lane) {
+__device__ __forceinline__ void multiply(float (&sums)[2][2], const uint4 (&keys)[2][STEPS], const uint4 *row,
+                                         int lane) {
     const auto *weights = reinterpret_cast<const float4 *>(row + OPERANDS + (lane & 3));
     row += lane;
 #pragma unroll
@@ -134,7 +135,8 @@ __global__ void __launch_bounds__(THREADS, CTAS)
     const int end = step.starts[owner + 1], length = step.lengths[owner];
     const int low = max(step.starts[owner], step.first_row), high = min(end, step.rows);
     for (int group = low + part * a.group; group < high; group += a.parts * a.group) {
-        const Share mine = share_of(min(a.group, high - group), visible(step, length, end, min(group + a.group, high) - 1));
+        const int last = min(group + a.group, high) - 1;
+        const Share mine = share_of(last + 1 - group, visible(step, length, end, last));
         const int first = group + mine.first, count = mine.count, stride = mine.splits * (WARPS * KEYS);
         const int bound = visible(step, length, end, first + count - 1); /* the last sees most */
         const int begin = mine.split * (WARPS * KEYS);

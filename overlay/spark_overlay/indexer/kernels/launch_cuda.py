@@ -75,25 +75,32 @@ class Shares:
 
 
 def shares(
-    requests: int, longest: int, width: int, together: int, multiprocessors: int, shared: int
+    requests: int,
+    rows: int,
+    longest: int,
+    width: int,
+    together: int,
+    multiprocessors: int,
+    shared: int,
 ) -> Shares:
-    """Of scores over at most ``width`` positions; ``together``: rows at once, at most; ``shared``:
-    bytes of shared memory of a multiprocessor."""
+    """Of scores of ``rows`` rows, at most ``longest`` of a request and ``together`` at once, over
+    at most ``width`` positions; ``shared``: bytes of shared memory of a multiprocessor."""
+    longest = max(1, min(longest, rows))
     wanted = max(1, min(longest, together, library.MOST_ROWS))
     ctas, group = CTAS, wanted
     if wanted > 1:
         room = {n: (shared // n - RESERVED - STAGES) // ROW for n in range(CTAS, 0, -1)}
         ctas = next((n for n in room if room[n] >= min(wanted, ENOUGH)), 1)
         group = max(1, min(wanted, room[ctas]))
-    parts = -(-max(longest, 1) // group)
-    group = -(-max(longest, 1) // parts)  # as many each
-    pairs, slots = requests * parts, ctas * multiprocessors
+    parts = -(-longest // group)
+    group = -(-longest // parts)  # as many each
+    # Groups that have rows, at most: not every request has as many as the longest.
+    groups = min(requests * parts, requests + rows // group)
+    slots = ctas * multiprocessors
     most = max(1, min(-(-width // (KEYS * WARPS)) * group, 65535))
-    few = max(1, slots // pairs)
-    if group == 1:
-        return Shares(group, parts, min(few, most))
+    few = max(1, slots // groups)
     # As near below a whole number of rounds as a few more of them come.
-    splits = min(range(few, few + 8), key=lambda n: -(-pairs * n // slots) / n)
+    splits = min(range(few, few + 8), key=lambda n: -(-groups * n // slots) / n)
     return Shares(group, parts, min(splits, most))
 
 
@@ -135,9 +142,9 @@ def scores(
     step = rows.step
     requests = step.starts.shape[0] - 1
     if candidates is None:
-        longest = min(step.longest, rows.last - rows.first)
-        shared = shared_memory(q.device)
-        by = shares(requests, longest, rows.width, together, multiprocessors, shared)
+        count, shared = rows.last - rows.first, shared_memory(q.device)
+        chip = (multiprocessors, shared)
+        by = shares(requests, count, step.longest, rows.width, together, *chip)
     else:
         parts = max(step.longest, 1)
         wanted = CANDIDATE_CTAS * multiprocessors // (requests * parts)
