@@ -70,7 +70,7 @@ def work(names: list[str]) -> None:
                 line[str(tokens)] = cases.off(found, right[tokens])
             if isinstance(one, OneLaunch):  # 1 and multiples of 16 are kernels of their own
                 for tokens in (t for t in SMALL if t <= 8 * one.rows):
-                    launch.run(works(tokens, 1)[0], cases.NUMBERS, one)
+                    timed([lambda w=w, g=one: launch.run(w, cases.NUMBERS, g) for w in works(tokens, 2)])
         except Exception as error:
             line["error"] = f"{type(error).__name__}: {error}"[:300]
         print(json.dumps(line), flush=True)
@@ -170,6 +170,10 @@ def main(out: Path, limit: float, only_compare: bool) -> None:
                 if isinstance(one, OneLaunch) and tokens > 8 * one.rows:
                     continue
                 try:
+                    t0 = time.monotonic()
+                    launch.run(inputs[0], cases.NUMBERS, one)
+                    torch.cuda.synchronize()
+                    print(named(one), tokens, f"first {time.monotonic() - t0:.2f}", flush=True)
                     us = timed([lambda w=w, g=one: launch.run(w, cases.NUMBERS, g) for w in inputs])
                     row.setdefault("us", {})[str(tokens)] = round(us, 2)
                     if isinstance(one, OneLaunch):

@@ -1,9 +1,13 @@
-"""What is left open of inserts, indexer and mHC, by variant: ``rest_sweep.py inserts|indexer OUT``.
+"""What is left open of inserts, indexer and mHC, by variant: ``rest_sweep.py PART OUT``.
 
 inserts  bytes beside vLLM's kernels (every bf16 as a group's largest, and 80 million values at
          random), then a record's warps timed. indexer: the choice of SPARK_INDEXER_LIBRARY timed at
          decode's shapes, with and without its early start, held against Triton's choice; NAME
          names the library, --stock times vLLM's, too.
+
+scores   the indexer's scores of several rows alone, by how many the library takes at once and how
+         many CTAs a multiprocessor holds then, and Triton's; whether each gives the bits that one
+         row at a time gives.
 
 JSON into OUT. Times: median of a CUDA graph's replays by its calls, as in overlay/benchmarks.
 """
@@ -107,7 +111,8 @@ def indexer(stock: bool, seconds: float) -> dict[str, Any]:
 
     until = time.monotonic() + seconds
     it = bench.Bench()
-    layers = {"": it.layer, " early": with_tuning(it.layer, early=True)}
+    triton = with_tuning(it.layer, rows_by_library=1)
+    layers = {"": it.layer, " Triton": triton, " Triton early": with_tuning(triton, early=True)}
     said: dict[str, Any] = {}
     for shape in bench.DECODE:
         sets = made.sets_of(shape, 12)
@@ -123,7 +128,7 @@ def indexer(stock: bool, seconds: float) -> dict[str, Any]:
             right = sets[0].final.clone()
             for name, layer in layers.items():
                 if name and (kind == "limited" or shape.rows == 1):
-                    continue  # scored by the library: early as it is
+                    continue  # the library's scores all the same
                 calls = [it.ours(one, kind, layer) for one in sets]
                 us["us" + name] = round(statistics.median(timing.graph_us(calls, 5)), 2)
                 sets[0].final.fill_(99)
@@ -140,15 +145,63 @@ def indexer(stock: bool, seconds: float) -> dict[str, Any]:
     return said
 
 
+#: Rows at once, CTAs of a multiprocessor; rows at once 0: Triton.
+SHARED = ((1, 3), (2, 3), (4, 3), (4, 2), (8, 3), (8, 2), (0, 0))
+
+
+def scores(seconds: float) -> dict[str, Any]:
+    import indexer_inputs as made
+    import timing
+
+    import indexer as bench
+    from spark_overlay.indexer.kernels import launch_cuda
+    from spark_overlay.indexer.kernels.launch import with_tuning
+
+    until = time.monotonic() + seconds
+    it = bench.Bench()
+    plain, ctas = it.layer, launch_cuda.CTAS
+    said: dict[str, Any] = {}
+    for shape in (*(one for one in bench.DECODE if one.rows > 1), *bench.PREFILL[:1]):
+        sets = made.sets_of(shape, 12 if shape in bench.DECODE else 2)
+        us: dict[str, Any] = {"floor": round(it.floor(shape, "plain")[0], 2)}
+        right = None
+        for together, held in SHARED:
+            if time.monotonic() > until:
+                said["no time for"] = f"{shape.name}, {together}"
+                break
+            launch_cuda.CTAS = held or ctas
+            most = 1 << 20 if together else 0
+            it.layer = with_tuning(plain, together=max(together, 1), rows_by_library=most)
+            calls = [it.scores(one, "plain") for one in sets]
+            name = f"{together} at once, {held} CTAs" if together else "Triton"
+            us[name] = round(statistics.median(timing.graph_us(calls, 5)), 2)
+            it.workspace.zero_()
+            calls[0]()
+            found = it.workspace[: shape.total * shape.context].clone()
+            if right is None:
+                right = found
+            elif together and not torch.equal(found, right):
+                us[name] = f"{us[name]}, but other bits"
+        said[f"{shape.name}, scores"] = us
+        print(shape.name, us, flush=True)
+    launch_cuda.CTAS = ctas
+    return said
+
+
 def main() -> None:
     options = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    options.add_argument("part", choices=("inserts", "indexer"))
+    options.add_argument("part", choices=("inserts", "indexer", "scores"))
     options.add_argument("out", type=Path)
     options.add_argument("name", nargs="?", default="")
     options.add_argument("--stock", action="store_true")
     options.add_argument("--seconds", type=float, default=30.0)
     given = options.parse_args()
-    said = inserts() if given.part == "inserts" else indexer(given.stock, given.seconds)
+    if given.part == "inserts":
+        said = inserts()
+    elif given.part == "indexer":
+        said = indexer(given.stock, given.seconds)
+    else:
+        said = scores(given.seconds)
     for name, value in said.items():
         print(name, value)
     file = given.out / f"rest_{given.part}{given.name and '_' + given.name}.json"

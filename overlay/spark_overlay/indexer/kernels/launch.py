@@ -115,10 +115,12 @@ class Selection:
         if candidates is not None:
             candidates = replace(candidates, chosen=candidates.chosen[:1])
         most = step.table.shape[1] * cache.shape[1] * self.ratio
-        groups = [group for group in DENSE if group <= self.tuning.group]
+        # Rows of a request: each group of Triton's scores, and more than the library scores.
+        more = max(self.tuning.rows_by_library, launch_cuda.DECODED) + 1
+        rows = [*(group for group in DENSE if group <= self.tuning.group), more]
         # Lengths on either side of each size that a choice knows.
         bounds = sorted({most, *(1 << n for n in range(most.bit_length()))})
-        for longest, bound in [*((1, n) for n in bounds), *((n, most) for n in groups)]:
+        for longest, bound in [*((1, n) for n in bounds), *((n, most) for n in rows)]:
             some = replace(step, longest=longest, bound=bound)
             self(q[:1], weights[:1], cache, some, final[:1], candidates)
 
@@ -172,7 +174,9 @@ class Selection:
         by_library = self.tuning.library and launch_cuda.serves(
             q, cache, step, width, self.count, fan, candidates
         )
-        scored_by_library = by_library and launch_cuda.scores_too(step, limited)
+        scored_by_library = by_library and launch_cuda.scores_too(
+            step, limited, self.tuning.rows_by_library
+        )
         used = plan(scored, fan)
         at_once = self.workspace.numel() // used.numbers
         if not at_once:
@@ -222,7 +226,8 @@ class Selection:
 
     def _scores(self, q: Tensor, weights: Tensor, cache: Tensor, rows: Rows, fan: int) -> None:
         if rows.scored_by_library:
-            launch_cuda.scores(q, weights, cache, rows, fan, self.ratio, multiprocessors(q.device))
+            size, together = multiprocessors(q.device), self.tuning.together
+            launch_cuda.scores(q, weights, cache, rows, fan, self.ratio, size, together)
             return
         tuning, step = self.tuning, rows.step
         group = group_for(step.longest, tuning.group)
@@ -272,8 +277,9 @@ class Selection:
         fan: int,
     ) -> None:
         if rows.scored_by_library:
+            size = multiprocessors(q.device)
             launch_cuda.scores(
-                q, weights, cache, rows, fan, self.ratio, multiprocessors(q.device), candidates
+                q, weights, cache, rows, fan, self.ratio, size, candidates=candidates
             )
             return
         tuning, step, chosen = self.tuning, rows.step, candidates.chosen

@@ -39,6 +39,8 @@ class Tuning:
     choice_warps: int = 16
     library: bool = True  # the CUDA library where it is and can
     early: bool = True  # its choice starts while Triton's scores end, from sm_90 on
+    rows_by_library: int = 8  # rows of a request, at most, whose dense scores are the library's
+    together: int = 8  # rows of a request that its dense scores take at once, at most
 
 
 @dataclass(frozen=True)
