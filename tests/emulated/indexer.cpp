@@ -12,7 +12,8 @@ int indexer_scores(const indexer_step *step, const indexer_scores_args *args, vo
     using namespace indexer;
     const dim3 grid = {static_cast<unsigned>(step->requests * args->parts), static_cast<unsigned>(args->splits), 1};
     if (args->group > 1) {
-        emulated::run(THREADS, grid, [=] { rows_at_once(*step, *args); }, begin_memory);
+        const auto kernel = args->held > 3 ? rows_at_once<4> : rows_at_once<3>;
+        emulated::run(THREADS, grid, [=] { kernel(*step, *args); }, begin_memory);
         return CALL_OK;
     }
     emulated::run(THREADS, grid, [=] {

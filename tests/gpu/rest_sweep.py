@@ -146,7 +146,7 @@ def indexer(stock: bool, seconds: float) -> dict[str, Any]:
 
 
 #: Rows at once, CTAs of a multiprocessor; rows at once 0: Triton.
-SHARED = ((1, 3), (2, 3), (4, 3), (4, 2), (8, 3), (8, 2), (0, 0))
+SHARED = ((1, 3), (4, 3), (4, 4), (2, 3), (2, 4), (4, 2), (8, 3), (8, 2), (0, 3))
 
 
 def scores(seconds: float) -> dict[str, Any]:
@@ -154,12 +154,11 @@ def scores(seconds: float) -> dict[str, Any]:
     import timing
 
     import indexer as bench
-    from spark_overlay.indexer.kernels import launch_cuda
     from spark_overlay.indexer.kernels.launch import with_tuning
 
     until = time.monotonic() + seconds
     it = bench.Bench()
-    plain, ctas = it.layer, launch_cuda.CTAS
+    plain = it.layer
     said: dict[str, Any] = {}
     for shape in (*(one for one in bench.DECODE if one.rows > 1), *bench.PREFILL[:1]):
         sets = made.sets_of(shape, 12 if shape in bench.DECODE else 2)
@@ -169,9 +168,9 @@ def scores(seconds: float) -> dict[str, Any]:
             if time.monotonic() > until:
                 said["no time for"] = f"{shape.name}, {together}"
                 break
-            launch_cuda.CTAS = held or ctas
             most = 1 << 20 if together else 0
-            it.layer = with_tuning(plain, together=max(together, 1), rows_by_library=most)
+            changes = {"together": max(together, 1), "held": held, "rows_by_library": most}
+            it.layer = with_tuning(plain, **changes)
             calls = [it.scores(one, "plain") for one in sets]
             name = f"{together} at once, {held} CTAs" if together else "Triton"
             us[name] = round(statistics.median(timing.graph_us(calls, 5)), 2)
@@ -184,7 +183,6 @@ def scores(seconds: float) -> dict[str, Any]:
                 us[name] = f"{us[name]}, but other bits"
         said[f"{shape.name}, scores"] = us
         print(shape.name, us, flush=True)
-    launch_cuda.CTAS = ctas
     return said
 
 

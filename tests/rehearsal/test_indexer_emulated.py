@@ -92,6 +92,7 @@ def scored(
     *,
     fan: int = 16,
     multiprocessors: int = 1,
+    held: int = 3,
     first: int = 0,
     last: int | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
@@ -100,9 +101,9 @@ def scored(
     last = rows if last is None else last
     scores, tops = (torch.full((rows, n + 32), NAN, dtype=torch.int32) for n in (width, width // 8))
     views = [one[first:last].view(torch.float32) for one in (scores, tops)]
-    held = Rows(case.step, first, last, width, *views, scores, True, True)
-    arguments = (case.q, case.weights, case.cache, held, fan, case.ratio)
-    launch_cuda.scores(*arguments, multiprocessors, together)
+    taken = Rows(case.step, first, last, width, *views, scores, True, True)
+    arguments = (case.q, case.weights, case.cache, taken, fan, case.ratio)
+    launch_cuda.scores(*arguments, multiprocessors, together, held)
     return scores, tops
 
 
@@ -119,7 +120,8 @@ def test_rows_at_once_score_as_one_row_does(
     for chips, part in ((1, {}), (3, {}), (12, {}), (1, {"first": 5, "last": 21})):
         right = scored(case, 1, fan=fan, multiprocessors=chips, **part)
         for together in (2, 3, 8) if chips == 1 and not part else (4,):
-            found = scored(case, together, fan=fan, multiprocessors=chips, **part)
+            held = 4 if together == 3 else 3
+            found = scored(case, together, fan=fan, multiprocessors=chips, held=held, **part)
             assert all(torch.equal(a, b) for a, b in zip(found, right, strict=True)), together
 
 
@@ -176,8 +178,11 @@ def test_how_rows_and_keys_are_shared() -> None:
     """On an H200, an A100 and a GB10: rows at once as shared memory holds them, in even groups;
     splits that fill the GPU once, or in rounds that end together."""
 
-    def of(*numbers: int, together: int = 8, chip: tuple[int, int] = (132, 228)) -> tuple[int, ...]:
-        found = launch_cuda.shares(*numbers, together, chip[0], chip[1] << 10)
+    def of(
+        *numbers: int, together: int = 8, held: int = 3, chip: tuple[int, int] = (132, 228)
+    ) -> tuple[int, ...]:
+        found = launch_cuda.shares(*numbers, together, held, chip[0], chip[1] << 10)
+        assert found.held == (4 if held == 4 and found.group < 5 and chip[1] == 228 else 3)
         return found.group, found.parts, found.splits
 
     # Requests, rows of all, of one; positions.
@@ -188,6 +193,9 @@ def test_how_rows_and_keys_are_shared() -> None:
     assert of(1, 8, 8, 131072) == (4, 2, 198)
     assert of(1, 4, 4, 131072, together=2) == (2, 2, 198)
     assert of(1, 4, 4, 131072, together=1) == (1, 4, 99)
+    assert of(1, 4, 4, 131072, held=4) == (4, 1, 528)
+    assert of(1, 6, 6, 131072, held=4) == (3, 2, 264)
+    assert of(1, 4, 4, 131072, held=4, chip=(48, 100)) == (4, 1, 96)
     assert of(1, 1, 1, 131072) == (1, 1, 396)
     assert of(8, 8, 1, 32768) == (1, 1, 49)
     assert of(1, 4, 4, 4096) == (4, 1, 128)

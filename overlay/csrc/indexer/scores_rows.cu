@@ -1,7 +1,7 @@
 /* Scores of several rows of one request a CTA, over all its keys. A warp makes its 32 keys fp16 once, in
  * registers, and multiplies them by one row after the other, whose heads lie ready in shared memory. Its next
- * keys are on their way meanwhile, and a row's sums are added up while the next row is multiplied. 149 to
- * 168 registers; 16 KB of shared memory and 8336 bytes a row. */
+ * keys are on their way meanwhile, and a row's sums are added up while the next row is multiplied. 142 to
+ * 154 registers, or 128; 16 KB of shared memory and 8336 bytes a row. */
 #include "../common/launch.hpp"
 #include "scores.cuh"
 
@@ -10,33 +10,48 @@ namespace {
 
 constexpr int PAIRS = EIGHTS / 2; /* of eights of heads: what a lane reads at once */
 /* Of 16 bytes each: a row's B operands [pair][step][lane], of both eights of a pair; halves of its weights
- * [pair][t], of heads 2 t and 2 t + 1 of both; how many keys it sees. */
+ * [pair][t], of heads 2 t and 2 t + 1 of both; a note. */
 constexpr int OPERANDS = PAIRS * STEPS * 32, WEIGHTS = PAIRS * 4, ROW = OPERANDS + WEIGHTS + 1;
 constexpr int STAGE = KEYS * DIM / 16, STAGES = WARPS * STAGE; /* a warp's next keys, as they lie in their page */
 
-/* A thread's part of a row's heads: half the dimension of a pair of eights. It alone writes there until they
- * are ready: four operands, of which the first two are their codes at first. */
-__device__ __forceinline__ uint4 *part_of(uint4 *row) {
-    return row + (static_cast<int>(threadIdx.x) >> 5) * (STEPS / 2 * 32) + (static_cast<int>(threadIdx.x) & 31);
+/* The last 16 bytes of a row: how many keys it sees. In the first row's, too, what is needed again while no
+ * register is free for it. */
+struct alignas(16) Note {
+    int seen, part, owner, line;
+};
+
+__device__ __forceinline__ Note *note_of(uint4 *row) { return reinterpret_cast<Note *>(row + OPERANDS + WEIGHTS); }
+__device__ __forceinline__ const Note *note_of(const uint4 *row) {
+    return reinterpret_cast<const Note *>(row + OPERANDS + WEIGHTS);
 }
 
-__device__ __forceinline__ void copy_heads(uint4 *rows, const indexer_scores_args &a, int first, int count) {
-    const int tid = static_cast<int>(threadIdx.x), lane = tid & 31, pair = tid >> 6, half = tid >> 5 & 1;
+__device__ __forceinline__ const int32_t *table_of(const indexer_scores_args &a, int owner) {
+    return a.table + owner * static_cast<int>(a.table_row);
+}
+
+/* A thread's part of a row's heads: half the dimension of a pair of eights. It alone writes there until they
+ * are ready: four operands, of which the first two are their codes at first. */
+__device__ __forceinline__ uint4 *part_of(uint4 *row, int tid) {
+    return row + (tid >> 5) * (STEPS / 2 * 32) + (tid & 31);
+}
+
+__device__ __forceinline__ void copy_heads(uint4 *rows, const indexer_scores_args &a, int first, int count, int tid) {
+    const int lane = tid & 31, pair = tid >> 6, half = tid >> 5 & 1;
     const auto *q = static_cast<const uint8_t *>(a.q) + first * static_cast<int64_t>(HEADS * DIM) +
                     (16 * pair + (lane >> 2)) * DIM + half * 64 + (lane & 3) * 16;
 #pragma unroll 1
     for (int i = 0; i < count; ++i, q += HEADS * DIM) {
-        const uint32_t to = shared_address(part_of(rows + i * ROW));
+        const uint32_t to = shared_address(part_of(rows + i * ROW, tid));
         copy16(to, q, true), copy16(to + 512, q + 8 * DIM, true);
     }
     copy_commit();
 }
 
 /* After its copies have arrived. */
-__device__ __forceinline__ void prepare_heads(uint4 *rows, int count) {
+__device__ __forceinline__ void prepare_heads(uint4 *rows, int count, int tid) {
 #pragma unroll 1
     for (int i = 0; i < count; ++i) {
-        uint4 *to = part_of(rows + i * ROW);
+        uint4 *to = part_of(rows + i * ROW, tid);
         const uint4 v = to[0], w = to[32];
         to[0] = make_uint4(odd(v.x), even(v.x), odd(w.x), even(w.x));
         to[32] = make_uint4(odd(v.y), even(v.y), odd(w.y), even(w.y));
@@ -45,9 +60,10 @@ __device__ __forceinline__ void prepare_heads(uint4 *rows, int count) {
     }
 }
 
-__device__ __forceinline__ void prepare_weights(uint4 *rows, const indexer_scores_args &a, int first, int count) {
+__device__ __forceinline__ void prepare_weights(uint4 *rows, const indexer_scores_args &a, int first, int count,
+                                                int tid) {
 #pragma unroll 1
-    for (int i = static_cast<int>(threadIdx.x); i < count * HEADS; i += THREADS) {
+    for (int i = tid; i < count * HEADS; i += THREADS) {
         const int head = i & (HEADS - 1); /* bits: pair, upper eight, t (two), c */
         const int place = (head & 16) + (head >> 1 & 3) * 4 + (head >> 3 & 1) * 2 + (head & 1);
         auto *weights = reinterpret_cast<float *>(rows + i / HEADS * ROW + OPERANDS);
@@ -123,18 +139,21 @@ __device__ __forceinline__ Share share_of(int count, int bound) {
     return {which * each, min(each, count - which * each), split, splits};
 }
 
-__global__ void __launch_bounds__(THREADS, CTAS)
+/* `HELD` CTAs on a multiprocessor at once: 3, or 4 with fewer registers. */
+template <int HELD>
+__global__ void __launch_bounds__(THREADS, HELD)
     rows_at_once(const __grid_constant__ indexer_step step, const __grid_constant__ indexer_scores_args a) {
     extern __shared__ __align__(16) uint8_t memory[];
     let_next_start();
-    const int tid = static_cast<int>(threadIdx.x), lane = tid & 31, warp = tid >> 5;
-    const int part = static_cast<int>(blockIdx.x) % a.parts, owner = static_cast<int>(blockIdx.x) / a.parts;
+    const int lane = static_cast<int>(threadIdx.x) & 31, warp = static_cast<int>(threadIdx.x) >> 5;
     uint4 *stage = reinterpret_cast<uint4 *>(memory) + warp * STAGE;
     uint4 *rows = reinterpret_cast<uint4 *>(memory) + STAGES;
-    const int32_t *table = a.table + owner * a.table_row;
-    const int end = step.starts[owner + 1], length = step.lengths[owner];
-    const int low = max(step.starts[owner], step.first_row), high = min(end, step.rows);
-    for (int group = low + part * a.group; group < high; group += a.parts * a.group) {
+    Note &note = *note_of(rows);
+    int owner = static_cast<int>(blockIdx.x) / a.parts, part = static_cast<int>(blockIdx.x) % a.parts;
+    for (;; part += a.parts) { /* once, as a rule */
+        const int end = step.starts[owner + 1], length = step.lengths[owner], high = min(end, step.rows);
+        const int group = max(step.starts[owner], step.first_row) + part * a.group;
+        if (group >= high) break;
         const int last = min(group + a.group, high) - 1;
         const Share mine = share_of(last + 1 - group, visible(step, length, end, last));
         const int first = group + mine.first, count = mine.count, stride = mine.splits * (WARPS * KEYS);
@@ -142,39 +161,41 @@ __global__ void __launch_bounds__(THREADS, CTAS)
         const int begin = mine.split * (WARPS * KEYS);
         if (count <= 0 || begin >= bound) continue; /* the whole CTA */
         int start = begin + warp * KEYS;
-        const int first_id = id_of(a, table, start, bound);
-        int next_id = id_of(a, table, start + stride, bound);
-        copy_heads(rows, a, first, count);
-        Place<false> at = place_of<false>(a, table, nullptr, first_id, start, bound, lane);
-        const auto fetch = [&] {
-            const auto *keys = at.scale ? at.keys[0] : static_cast<const uint8_t *>(a.cache);
-            copy_keys(stage, keys, at.scale, lane);
+        const int first_id = id_of(a, table_of(a, owner), start, bound);
+        int next_id = id_of(a, table_of(a, owner), start + stride, bound);
+        int tid = static_cast<int>(threadIdx.x);
+        asm volatile("" : "+r"(tid)); /* so that nothing made of it is held while rows are multiplied */
+        copy_heads(rows, a, first, count, tid);
+        bool there; /* the page of the keys that are on their way */
+        float scale;
+        const auto fetch = [&](int id, int from) {
+            const Place<false> at = place_of<false>(a, nullptr, nullptr, id, from, bound, lane);
+            there = at.scale;
+            copy_keys(stage, there ? at.keys[0] : static_cast<const uint8_t *>(a.cache), there, lane);
+            scale = scale_of(at);
         };
-        fetch();
-        float scale = scale_of(at);
-        prepare_weights(rows, a, first, count);
-        if (tid < count) rows[tid * ROW + OPERANDS + WEIGHTS].x = visible(step, length, end, first + tid);
+        fetch(first_id, start);
+        prepare_weights(rows, a, first, count, tid);
+        if (tid < count) note_of(rows + tid * ROW)->seen = visible(step, length, end, first + tid);
+        if (tid == 0) note.part = part, note.owner = owner, note.line = first - step.first_row;
         copy_wait<1>();
-        prepare_heads(rows, count);
+        prepare_heads(rows, count, tid);
         __syncthreads();
-        const Target origin = target_of(a, first - 1 - step.first_row, 0);
         for (; start < bound; start += stride) {
             uint4 keys[2][STEPS];
             copy_wait_all();
             take_keys(keys, stage, lane);
             const float by = scale;
-            const int column = start + key_of(lane), position = at.scale ? column : INT32_MAX;
-            at = place_of<false>(a, table, nullptr, next_id, start + stride, bound, lane);
-            fetch();
-            scale = scale_of(at);
-            next_id = id_of(a, table, start + 2 * stride, bound);
+            const int column = start + key_of(lane), position = there ? column : INT32_MAX;
+            fetch(next_id, start + stride);
+            next_id = id_of(a, table_of(a, note.owner), start + 2 * stride, bound);
             float before[2][2] = {}; /* of the row before */
             int seen = 0;
-            Target to = {origin.out + column, origin.top + (column >> (a.fan == 16 ? 4 : 3))};
+            Target to = target_of(a, note.line - 1, column);
             const auto finish = [&] {
                 const float value = summed(before, lane) * by;
                 store(to, a.fan, column, seen, position < seen ? value : -INFINITY);
-                to.out += a.out_row, to.top += a.tops_row;
+                to.out += static_cast<int>(a.out_row), to.top += static_cast<int>(a.tops_row);
             };
             const uint4 *row = rows;
 #pragma unroll 1
@@ -182,28 +203,34 @@ __global__ void __launch_bounds__(THREADS, CTAS)
                 float sums[2][2];
                 multiply(sums, keys, row, lane);
                 finish();
-                seen = static_cast<int>(row[OPERANDS + WEIGHTS].x);
+                seen = note_of(row)->seen;
 #pragma unroll
                 for (int m = 0; m < 2; ++m) before[m][0] = sums[m][0], before[m][1] = sums[m][1];
             }
             finish();
         }
         copy_wait_all();
+        part = note.part, owner = note.owner;
         __syncthreads(); /* nobody reads these rows any more */
     }
+}
+
+template <int HELD>
+cudaError_t launch(const indexer_step &step, const indexer_scores_args &args, cudaStream_t stream) {
+    const dim3 grid(static_cast<unsigned>(step.requests) * args.parts, args.splits);
+    const int bytes = (STAGES + args.group * ROW) * 16;
+    if (const cudaError_t error = call::allow_shared(rows_at_once<HELD>, bytes)) return error;
+    const cudaError_t error = cudaFuncSetAttribute(
+        rows_at_once<HELD>, cudaFuncAttributePreferredSharedMemoryCarveout, cudaSharedmemCarveoutMaxShared);
+    if (error) return error;
+    rows_at_once<HELD><<<grid, THREADS, bytes, stream>>>(step, args);
+    return cudaGetLastError();
 }
 
 } // namespace
 
 cudaError_t launch_rows(const indexer_step &step, const indexer_scores_args &args, cudaStream_t stream) {
-    const dim3 grid(static_cast<unsigned>(step.requests) * args.parts, args.splits);
-    const int bytes = (STAGES + args.group * ROW) * 16;
-    if (const cudaError_t error = call::allow_shared(rows_at_once, bytes)) return error;
-    const cudaError_t error = cudaFuncSetAttribute(rows_at_once, cudaFuncAttributePreferredSharedMemoryCarveout,
-                                                   cudaSharedmemCarveoutMaxShared);
-    if (error) return error;
-    rows_at_once<<<grid, THREADS, bytes, stream>>>(step, args);
-    return cudaGetLastError();
+    return args.held > 3 ? launch<4>(step, args, stream) : launch<3>(step, args, stream);
 }
 
 } // namespace indexer

@@ -226,8 +226,9 @@ class Selection:
 
     def _scores(self, q: Tensor, weights: Tensor, cache: Tensor, rows: Rows, fan: int) -> None:
         if rows.scored_by_library:
-            size, together = multiprocessors(q.device), self.tuning.together
-            launch_cuda.scores(q, weights, cache, rows, fan, self.ratio, size, together)
+            size = multiprocessors(q.device)
+            how = (self.tuning.together, self.tuning.held)
+            launch_cuda.scores(q, weights, cache, rows, fan, self.ratio, size, *how)
             return
         tuning, step = self.tuning, rows.step
         group = group_for(step.longest, tuning.group)

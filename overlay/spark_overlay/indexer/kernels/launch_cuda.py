@@ -70,6 +70,7 @@ class Shares:
     """How CTAs share a request's rows and keys: see csrc/indexer/api.h."""
 
     group: int
+    held: int
     parts: int
     splits: int  # where they are more than the keys give work to, they share a group's rows, too
 
@@ -80,16 +81,18 @@ def shares(
     longest: int,
     width: int,
     together: int,
+    held: int,
     multiprocessors: int,
     shared: int,
 ) -> Shares:
     """Of scores of ``rows`` rows, at most ``longest`` of a request and ``together`` at once, over
-    at most ``width`` positions; ``shared``: bytes of shared memory of a multiprocessor."""
+    at most ``width`` positions; ``shared``: bytes of shared memory of a multiprocessor, which is
+    to hold ``held`` CTAs that take several rows."""
     longest = max(1, min(longest, rows))
     wanted = max(1, min(longest, together, library.MOST_ROWS))
     ctas, group = CTAS, wanted
     if wanted > 1:
-        room = {n: (shared // n - RESERVED - STAGES) // ROW for n in range(CTAS, 0, -1)}
+        room = {n: (shared // n - RESERVED - STAGES) // ROW for n in range(held, 0, -1)}
         ctas = next((n for n in room if room[n] >= min(wanted, ENOUGH)), 1)
         group = max(1, min(wanted, room[ctas]))
     parts = -(-longest // group)
@@ -101,7 +104,7 @@ def shares(
     few = max(1, slots // groups)
     # As near below a whole number of rounds as a few more of them come.
     splits = min(range(few, few + 8), key=lambda n: -(-groups * n // slots) / n)
-    return Shares(group, parts, min(splits, most))
+    return Shares(group, max(ctas, CTAS), parts, min(splits, most))
 
 
 @cache
@@ -135,21 +138,22 @@ def scores(
     ratio: int,
     multiprocessors: int,
     together: int = 1,
+    held: int = CTAS,
     candidates: Candidates | None = None,
 ) -> None:
     """Fill ``rows.scores`` and ``rows.tops``: of all positions, ``together`` rows of a request at
-    once at most, or of ``candidates``."""
+    once at most by ``held`` CTAs of a multiprocessor, or of ``candidates``."""
     step = rows.step
     requests = step.starts.shape[0] - 1
     if candidates is None:
         count, shared = rows.last - rows.first, shared_memory(q.device)
         chip = (multiprocessors, shared)
-        by = shares(requests, count, step.longest, rows.width, together, *chip)
+        by = shares(requests, count, step.longest, rows.width, together, held, *chip)
     else:
         parts = max(step.longest, 1)
         wanted = CANDIDATE_CTAS * multiprocessors // (requests * parts)
         width = candidates.chosen.shape[1] * candidates.size
-        by = Shares(1, parts, max(1, min(wanted, -(-width // (KEYS * WARPS)), 65535)))
+        by = Shares(1, CTAS, parts, max(1, min(wanted, -(-width // (KEYS * WARPS)), 65535)))
     args = ScoresArgs(
         q=q.data_ptr(),
         weights=weights.data_ptr(),
@@ -165,6 +169,7 @@ def scores(
         states=cache.shape[1],
         fan=fan,
         group=by.group,
+        held=by.held,
         parts=by.parts,
         splits=by.splits,
     )

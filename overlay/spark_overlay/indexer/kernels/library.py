@@ -57,6 +57,7 @@ class ScoresArgs(ctypes.Structure):
         ("states", c_int32),
         ("fan", c_int32),
         ("group", c_int32),
+        ("held", c_int32),
         ("parts", c_int32),
         ("splits", c_int32),
     )
