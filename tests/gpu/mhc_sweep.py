@@ -1,7 +1,7 @@
 """Which geometries of mHC's kernels are right and how long each takes: ``mhc_sweep.py OUT LIMIT``.
 
-Workers compile and compare first, all cores at once (``--compare``: that alone, beside other work);
-then everything is timed alone. JSON into OUT/mhc_sweep.json after each step; a short table last.
+Workers compile and compare first, all cores at once; then everything is timed alone. JSON into
+OUT/mhc_sweep.json after each step; a short table last.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -26,26 +26,28 @@ import triton  # noqa: E402
 import triton.language as tl  # noqa: E402
 
 from gpu import mhc_cases as cases  # noqa: E402
+from spark_overlay.mhc import plan  # noqa: E402
 from spark_overlay.mhc.kernels import launch  # noqa: E402
 from spark_overlay.mhc.plan import OneLaunch, TwoLaunches  # noqa: E402
 
 H = 5120
-SMALL = (1, 16, 4, 32, 8)
-_SHAPES = [
-    OneLaunch(8, 24, 80, 32, 4, 3),
-    OneLaunch(16, 24, 40, 64, 4, 3),
-    OneLaunch(8, 24, 40, 64, 4, 3),
-    OneLaunch(8, 24, 40, 32, 4, 5),
-    OneLaunch(16, 24, 80, 32, 4, 3),
-    OneLaunch(4, 24, 80, 32, 4, 3),
-]
-#: Each as it is, with an early start, with fewer divisions, with both.
+SMALL = (1, 12, 32, 4, 16, 64, 256)
 ONE = [
-    *(replace(one, early=early) for early in (0, 1) for one in _SHAPES),
-    *(replace(one, early=early, exact=6) for early in (0, 1) for one in _SHAPES[:3]),
+    *(OneLaunch(rows, 24, 80, 32, 4, 3) for rows in (4, 8, 16, 32)),
+    *(OneLaunch(rows, 24, 40, 32, 4, 5) for rows in (8, 16, 32)),
+    OneLaunch(16, 24, 40, 64, 4, 3),
+    *(OneLaunch(rows, 12, 40, 32, 4, 5) for rows in (8, 16, 32)),
+    *(OneLaunch(rows, 12, 80, 32, 4, 3) for rows in (8, 16)),
+    OneLaunch(8, 24, 80, 32, 4, 3, stages=3),
+    OneLaunch(8, 24, 160, 16, 4, 3),
+    plan.TILES_6_8_128,
 ]
 LARGE = (2048,)
-TWO = [TwoLaunches(16, 2, 64, 4, 3)]
+TWO = [
+    *(TwoLaunches(16, splits, 64, 4, stages) for splits in (2, 4, 5) for stages in (2, 3)),
+    TwoLaunches(16, 4, 64, 8, 2),
+    TwoLaunches(32, 5, 32, 4, 2),
+]
 Geometry = OneLaunch | TwoLaunches
 
 
@@ -68,9 +70,6 @@ def work(names: list[str]) -> None:
                     right[tokens] = cases.oracle(case)
                 found = cases.computed(case.to("cuda"), one)
                 line[str(tokens)] = cases.off(found, right[tokens])
-            if isinstance(one, OneLaunch):  # 1 and multiples of 16 are kernels of their own
-                for tokens in (t for t in SMALL if t <= 8 * one.rows):
-                    timed([lambda w=w, g=one: launch.run(w, cases.NUMBERS, g) for w in works(tokens, 2)])
         except Exception as error:
             line["error"] = f"{type(error).__name__}: {error}"[:300]
         print(json.dumps(line), flush=True)
@@ -107,9 +106,9 @@ def floor() -> float:
     return timed([lambda: nothing[(100,)](out)] * 48)
 
 
-def works(tokens: int, sets: int = 0) -> list[Any]:
+def works(tokens: int) -> list[Any]:
     """Inputs of calls in turn: 48 weights (94 MB), rows as often as memory makes sensible."""
-    sets = sets or (48 if tokens <= 256 else 8)
+    sets = 48 if tokens <= 256 else 8
     first = cases.draw(2, H, 1).to("cuda")
     for name in ("x", "residual", "post", "comb", "pre"):
         value = getattr(first, name)
@@ -125,7 +124,7 @@ def works(tokens: int, sets: int = 0) -> list[Any]:
     return made
 
 
-def main(out: Path, limit: float, only_compare: bool) -> None:
+def main(out: Path, limit: float) -> None:
     began = time.monotonic()
     rows: dict[str, Any] = {}
 
@@ -156,13 +155,9 @@ def main(out: Path, limit: float, only_compare: bool) -> None:
         save()
         print(f"{len(geometries)} compared after {time.monotonic() - began:.0f} s", flush=True)
 
-    def outputs(inputs: list[Any]) -> list[Any]:
-        return [(w.post_out.clone(), w.comb_out.clone(), w.input_out.clone()) for w in inputs]
-
     def measure(geometries: list[Geometry], counts: tuple[int, ...]) -> None:
         for tokens in counts:
             inputs = works(tokens)
-            plain: dict[str, list[Any]] = {}
             for one in geometries:
                 row = rows.get(named(one), {})
                 if left() < 3 or "error" in row or "name" not in row:
@@ -170,33 +165,13 @@ def main(out: Path, limit: float, only_compare: bool) -> None:
                 if isinstance(one, OneLaunch) and tokens > 8 * one.rows:
                     continue
                 try:
-                    t0 = time.monotonic()
-                    launch.run(inputs[0], cases.NUMBERS, one)
-                    torch.cuda.synchronize()
-                    print(named(one), tokens, f"first {time.monotonic() - t0:.2f}", flush=True)
                     us = timed([lambda w=w, g=one: launch.run(w, cases.NUMBERS, g) for w in inputs])
                     row.setdefault("us", {})[str(tokens)] = round(us, 2)
-                    if isinstance(one, OneLaunch):
-                        # Started early or not, one after the other: the same bits.
-                        found = outputs(inputs)
-                        right = plain.setdefault(named(replace(one, early=0)), found)
-                        pairs = (
-                            p
-                            for a, b in zip(found, right, strict=True)
-                            for p in zip(a, b, strict=True)
-                        )
-                        if not all(torch.equal(a, b) for a, b in pairs):
-                            row["error"] = f"{tokens} rows: early, other results"
                 except Exception as error:
                     row["error"] = f"{type(error).__name__}: {error}"[:300]
             save()
 
-    if (out / "mhc_sweep.json").exists():
-        rows |= json.loads((out / "mhc_sweep.json").read_text())
-    else:
-        compare([*ONE, *TWO])
-    if only_compare:
-        return
+    compare([*ONE, *TWO])
     rows["floor"] = {"us": {"0": round(floor(), 2)}}
     print("a launch of nothing", rows["floor"]["us"]["0"], flush=True)
     measure([*TWO], LARGE)
@@ -210,13 +185,13 @@ def main(out: Path, limit: float, only_compare: bool) -> None:
             for name, value in row.get(tokens, {}).items():
                 worst[name] = max(worst.get(name, 0.0), value if value == value else 9.9)
     print("worst", {name: f"{value:.1e}" for name, value in worst.items()}, f"{len(errors)} errors")
-    for tokens in (*sorted(SMALL), *LARGE):
+    for tokens in (*sorted(SMALL), 2048):
         best = sorted(
             (row["us"][str(tokens)], name)
             for name, row in rows.items()
             if str(tokens) in row.get("us", {})
         )
-        print(tokens, " ".join(f"{name}={us}" for us, name in best[:6]), "… worst", best[-1:])
+        print(tokens, " ".join(f"{name}={us}" for us, name in best[:5]), "… worst", best[-1:])
     print(f"{time.monotonic() - began:.0f} s")
 
 
@@ -224,4 +199,4 @@ if __name__ == "__main__":
     if sys.argv[1] == "--work":
         work(sys.argv[2:])
     else:
-        main(Path(sys.argv[1]), float(sys.argv[2]), "--compare" in sys.argv)
+        main(Path(sys.argv[1]), float(sys.argv[2]))

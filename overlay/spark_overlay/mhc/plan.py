@@ -18,9 +18,7 @@ class OneLaunch:
     """``rows`` share a counter; the weight is cut into tiles of ``tile_n`` of its 24 coefficients
     and ``splits`` of the hidden size, each in steps of ``block`` columns. A
     float32 weight goes as ``limbs`` bf16 numbers. ``loads`` and ``stages``:
-    depth of the pipelines of a projection's and a row's loads. ``early``: starts while the launch
-    before it ends (from sm_90 on), and asks for its weight meanwhile. ``exact``: after so many of
-    Sinkhorn's iterations a quotient is a step of Newton's from the last one (0: never)."""
+    depth of the pipelines of a projection's and a row's loads."""
 
     rows: int
     tile_n: int
@@ -30,8 +28,6 @@ class OneLaunch:
     loads: int = 3
     limbs: int = 2
     stages: int = 6
-    early: int = 0
-    exact: int = 0
 
     @property
     def m(self) -> int:
@@ -107,12 +103,13 @@ def _block(hidden: int, most: int) -> int:
 
 
 def one_launch(tokens: int, hidden: int) -> OneLaunch:
-    """Two steps a program, whose loads are under way at once. More rows: larger programs, so that
-    the last to arrive has fewer shares to add."""
-    few = tokens <= 8
-    block = _block(hidden, 32 if few else 64)
-    each = 2 * block if hidden % (2 * block) == 0 else block
-    return OneLaunch(8 if few else 16, MIXES, hidden // each, block, 4)
+    """Two or four steps a program, whose loads are under way at once. More rows: larger programs, so
+    that the last to arrive has fewer shares to add."""
+    rows = 4 if tokens <= 4 else 8 if tokens <= 16 else 16
+    block = _block(hidden, 64 if rows == 16 else 32)
+    wanted = 4 if 8 < tokens <= 16 else 2
+    steps = next(n for n in (wanted, 2, 1) if hidden % (n * block) == 0)
+    return OneLaunch(rows, MIXES, hidden // (steps * block), block, 4, loads=max(3, steps + 1))
 
 
 def two_launches(tokens: int, hidden: int) -> TwoLaunches:

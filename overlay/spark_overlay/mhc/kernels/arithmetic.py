@@ -223,43 +223,6 @@ def reciprocals(a, b, c, d):
 
 
 @triton.jit
-def closer(a, b, c, d, x0, x1, x2, x3):
-    """Reciprocals of four from near ones ``x``, by a step of Newton's: off by the square of how far
-    those were off."""
-    return (
-        x0 * (2.0 - a * x0), x1 * (2.0 - b * x1), x2 * (2.0 - c * x2), x3 * (2.0 - d * x3)
-    )  # fmt: skip
-
-
-@triton.jit
-def balanced(given, w, u, z, v, eps, NEAR: tl.constexpr):
-    """An iteration of Sinkhorn's: sums and factors ``w``, ``u`` of the rows, ``z``, ``v`` of the
-    columns. ``NEAR``: quotients by ``closer``."""
-    a0, a1, a2, a3, b0, b1, b2, b3, c0, c1, c2, c3, d0, d1, d2, d3 = given
-    wa, wb, wc, wd = w
-    ua, ub, uc, ud = u
-    z0, z1, z2, z3 = z
-    v0, v1, v2, v3 = v
-    wa = lines(a0, a1, a2, a3, v0, v1, v2, v3, wa, eps)
-    wb = lines(b0, b1, b2, b3, v0, v1, v2, v3, wb, eps)
-    wc = lines(c0, c1, c2, c3, v0, v1, v2, v3, wc, eps)
-    wd = lines(d0, d1, d2, d3, v0, v1, v2, v3, wd, eps)
-    if NEAR:
-        ua, ub, uc, ud = closer(wa, wb, wc, wd, ua, ub, uc, ud)
-    else:
-        ua, ub, uc, ud = reciprocals(wa, wb, wc, wd)
-    z0 = lines(a0, b0, c0, d0, ua, ub, uc, ud, z0, eps)
-    z1 = lines(a1, b1, c1, d1, ua, ub, uc, ud, z1, eps)
-    z2 = lines(a2, b2, c2, d2, ua, ub, uc, ud, z2, eps)
-    z3 = lines(a3, b3, c3, d3, ua, ub, uc, ud, z3, eps)
-    if NEAR:
-        v0, v1, v2, v3 = closer(z0, z1, z2, z3, v0, v1, v2, v3)
-    else:
-        v0, v1, v2, v3 = reciprocals(z0, z1, z2, z3)
-    return (wa, wb, wc, wd), (ua, ub, uc, ud), (z0, z1, z2, z3), (v0, v1, v2, v3)
-
-
-@triton.jit
 def column(at, k: tl.constexpr, stride, inside, SHARES: tl.constexpr):
     """Column ``k`` of ``[R]`` rows, the sum of ``SHARES`` shares of 32 columns each."""
     total = tl.load(at + k * stride, inside, other=0.0)
@@ -300,7 +263,7 @@ def store_four(to, a, b, c, d, inside):
 @triton.jit
 def finish_mixes(
     at, stride, inside, SHARES: tl.constexpr, row, wide, rms_eps, scale, base, post_out, comb_out,
-    pre_out, pre_eps, sinkhorn_eps, post_gain, ITERATIONS: tl.constexpr, EXACT: tl.constexpr = 0,
+    pre_out, pre_eps, sinkhorn_eps, post_gain, ITERATIONS: tl.constexpr,
 ):  # fmt: skip
     """Coefficients of rows ``[R]`` from their projections: of each share, column ``k`` of its 32 at
     ``k * stride``; ``wide``: how many values a row's projections are made from.
@@ -327,6 +290,7 @@ def finish_mixes(
     c0, c1, c2, c3 = softmax(c0, c1, c2, c3, sinkhorn_eps)
     d0, d1, d2, d3 = softmax(d0, d1, d2, d3, sinkhorn_eps)
     one = a0 * 0.0 + 1.0
+    wa, wb, wc, wd = one, one, one, one
     ua, ub, uc, ud = one, one, one, one
     eps = sinkhorn_eps
     z0 = lines(a0, b0, c0, d0, ua, ub, uc, ud, one, eps)
@@ -334,19 +298,17 @@ def finish_mixes(
     z2 = lines(a2, b2, c2, d2, ua, ub, uc, ud, one, eps)
     z3 = lines(a3, b3, c3, d3, ua, ub, uc, ud, one, eps)
     v0, v1, v2, v3 = reciprocals(z0, z1, z2, z3)
-    given = a0, a1, a2, a3, b0, b1, b2, b3, c0, c1, c2, c3, d0, d1, d2, d3
-    w, u = (one, one, one, one), (one, one, one, one)
-    z, v = (z0, z1, z2, z3), (v0, v1, v2, v3)
-    # Where Newton's steps are taken, the last iterations divide all the same.
-    quick: tl.constexpr = ITERATIONS - 2 - EXACT if EXACT else 0
-    for _ in range(ITERATIONS - 1 - (quick + 1 if quick > 0 else 0)):
-        w, u, z, v = balanced(given, w, u, z, v, eps, False)
-    if quick > 0:
-        for _ in range(quick):
-            w, u, z, v = balanced(given, w, u, z, v, eps, True)
-        w, u, z, v = balanced(given, w, u, z, v, eps, False)
-    ua, ub, uc, ud = u
-    v0, v1, v2, v3 = v
+    for _ in range(ITERATIONS - 1):
+        wa = lines(a0, a1, a2, a3, v0, v1, v2, v3, wa, eps)
+        wb = lines(b0, b1, b2, b3, v0, v1, v2, v3, wb, eps)
+        wc = lines(c0, c1, c2, c3, v0, v1, v2, v3, wc, eps)
+        wd = lines(d0, d1, d2, d3, v0, v1, v2, v3, wd, eps)
+        ua, ub, uc, ud = reciprocals(wa, wb, wc, wd)
+        z0 = lines(a0, b0, c0, d0, ua, ub, uc, ud, z0, eps)
+        z1 = lines(a1, b1, c1, d1, ua, ub, uc, ud, z1, eps)
+        z2 = lines(a2, b2, c2, d2, ua, ub, uc, ud, z2, eps)
+        z3 = lines(a3, b3, c3, d3, ua, ub, uc, ud, z3, eps)
+        v0, v1, v2, v3 = reciprocals(z0, z1, z2, z3)
     p0, p1, p2, p3 = pre
     p0, p1, p2, p3 = sigmoid(p0), sigmoid(p1), sigmoid(p2), sigmoid(p3)
     store_four(pre_out + row * 4, p0 + pre_eps, p1 + pre_eps, p2 + pre_eps, p3 + pre_eps, inside)

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import triton
 import triton.language as tl
-from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from spark_overlay.mhc.kernels.arithmetic import (
     COLUMNS,
@@ -38,14 +37,11 @@ def _row_role(
     row, x, residual, post, comb, pre, weight, streams_out, input_out, mean_out, norm_eps,
     H: tl.constexpr, CHUNK: tl.constexpr, POST: tl.constexpr, PRE: tl.constexpr,
     NORM: tl.constexpr, MEAN: tl.constexpr, STAGES: tl.constexpr, PARTS: tl.constexpr,
-    EARLY: tl.constexpr,
 ):  # fmt: skip
     one = row + tl.arange(0, 1)
     inside = one >= 0
     if NORM:
         prefetch(weight + tl.arange(0, PARTS * CHUNK // 64) * 64 % H)
-    if EARLY:
-        gdc_wait()
     squares = tl.zeros([1, CHUNK], tl.float32)
     even: tl.constexpr = H % CHUNK == 0
     given = coefficients(post, comb, one, inside, POST)
@@ -85,7 +81,7 @@ def _add_and_finish(
     group, tokens, partials, totals, scale, base, post_out, comb_out, pre_out,
     rms_eps, pre_eps, sinkhorn_eps, post_gain,
     WIDE: tl.constexpr, ROWS: tl.constexpr, SPLITS: tl.constexpr, ITERATIONS: tl.constexpr,
-    FOLD: tl.constexpr, EXACT: tl.constexpr,
+    FOLD: tl.constexpr,
 ):  # fmt: skip
     size: tl.constexpr = ROWS * COLUMNS
     place = tl.arange(0, size)
@@ -102,7 +98,7 @@ def _add_and_finish(
     row = group * ROWS + final
     finish_mixes(
         totals + group * size + final * COLUMNS, 1, row < tokens, 1, row, WIDE, rms_eps, scale,
-        base, post_out, comb_out, pre_out, pre_eps, sinkhorn_eps, post_gain, ITERATIONS, EXACT,
+        base, post_out, comb_out, pre_out, pre_eps, sinkhorn_eps, post_gain, ITERATIONS,
     )  # fmt: skip
 
 
@@ -113,8 +109,7 @@ def _projection_role(
     H: tl.constexpr, SOURCES: tl.constexpr, POST: tl.constexpr, ROWS: tl.constexpr,
     TILE_N: tl.constexpr, SPLITS: tl.constexpr, BLOCK: tl.constexpr,
     LOADS: tl.constexpr, LIMBS: tl.constexpr, ITERATIONS: tl.constexpr,
-    M: tl.constexpr, N: tl.constexpr, FOLD: tl.constexpr, EXACT: tl.constexpr,
-    EARLY: tl.constexpr,
+    M: tl.constexpr, N: tl.constexpr, FOLD: tl.constexpr,
 ):  # fmt: skip
     each: tl.constexpr = H // SPLITS
     even: tl.constexpr = each % BLOCK == 0
@@ -130,13 +125,6 @@ def _projection_role(
     # The last to arrive reads them when nothing else is left to wait for.
     prefetch(base + tl.arange(0, COLUMNS) % MIXES)
     prefetch(scale + tl.arange(0, COLUMNS) % 3)
-    if EARLY:
-        # No launch wrote the weight: its lines, 32 float32 or 64 bf16 apart at most, are under way
-        # while the launch before this one ends.
-        line = tl.arange(0, (each * SOURCES) // 32)
-        at = (line // (each // 32)) * H + split * each + line % (each // 32) * 32
-        prefetch(source + n[:, None] % TILE_N * (SOURCES * H) + at[None, :])
-        gdc_wait()
     given = coefficients(post, comb, row, inside, POST)
     # Pipelined as the rows' are: with a stage more than steps, every load is under way at once.
     for step in tl.range(0, each // BLOCK, num_stages=LOADS):
@@ -171,7 +159,6 @@ def _projection_role(
         _add_and_finish(
             group, tokens, partials, totals, scale, base, post_out, comb_out, pre_out,
             rms_eps, pre_eps, sinkhorn_eps, post_gain, SOURCES * H, ROWS, SPLITS, ITERATIONS, FOLD,
-            EXACT,
         )  # fmt: skip
 
 
@@ -184,16 +171,13 @@ def one_launch(
     NORM: tl.constexpr, MEAN: tl.constexpr, ITERATIONS: tl.constexpr, ROWS: tl.constexpr,
     TILE_N: tl.constexpr, SPLITS: tl.constexpr, BLOCK: tl.constexpr, LOADS: tl.constexpr,
     LIMBS: tl.constexpr, M: tl.constexpr, N: tl.constexpr, FOLD: tl.constexpr,
-    CHUNK: tl.constexpr, STAGES: tl.constexpr, PARTS: tl.constexpr, EXACT: tl.constexpr = 0,
-    EARLY: tl.constexpr = False,
+    CHUNK: tl.constexpr, STAGES: tl.constexpr, PARTS: tl.constexpr,
 ):  # fmt: skip
     """Grid: ``ceil(tokens / ROWS) * SPLITS * (24 / TILE_N)`` projection programs, then ``tokens``
     row programs. ``partials`` float32 ``[groups, SPLITS, ROWS, 32]`` and ``totals`` ``[groups,
     ROWS, 32]`` of any contents, ``counters`` int32 ``[groups]`` zero before and after."""
     tiles: tl.constexpr = MIXES // TILE_N
     program = tl.program_id(0)
-    if EARLY:
-        gdc_launch_dependents()
     projections = tl.cdiv(tokens, ROWS) * (SPLITS * tiles)
     if program < projections:
         group = program // (SPLITS * tiles)
@@ -203,10 +187,9 @@ def one_launch(
             partials, totals, counters, scale, base, post_out, comb_out, pre_out,
             rms_eps, pre_eps, sinkhorn_eps, post_gain,
             H, SOURCES, POST, ROWS, TILE_N, SPLITS, BLOCK, LOADS, LIMBS, ITERATIONS, M, N, FOLD,
-            EXACT, EARLY,
         )  # fmt: skip
     else:
         _row_role(
             program - projections, x, residual, post, comb, pre, weight, streams_out, input_out,
-            mean_out, norm_eps, H, CHUNK, POST, PRE, NORM, MEAN, STAGES, PARTS, EARLY,
+            mean_out, norm_eps, H, CHUNK, POST, PRE, NORM, MEAN, STAGES, PARTS,
         )  # fmt: skip

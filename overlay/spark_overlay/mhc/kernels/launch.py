@@ -159,7 +159,6 @@ def constants_of_one(
         "CHUNK": _chunk(hidden),
         "STAGES": at.stages,
         "PARTS": _parts(hidden),
-        "EXACT": at.exact,
     }
 
 
@@ -184,12 +183,6 @@ def constants_of_finish(at: plan.TwoLaunches, hidden: int, iterations: int) -> d
     }
 
 
-def starts_early(work: Work) -> bool:
-    """Whether the chip can start a launch while the one before it ends."""
-    device = work.residual.device
-    return device.type == "cuda" and torch.cuda.get_device_capability(device) >= (9, 0)
-
-
 def _in_one(work: Work, numbers: Numbers, at: plan.OneLaunch) -> None:
     groups, tokens = at.groups(work.tokens), work.tokens
     shares = groups * at.splits * at.rows * COLUMNS
@@ -204,7 +197,6 @@ def _in_one(work: Work, numbers: Numbers, at: plan.OneLaunch) -> None:
         H=work.hidden, SOURCES=work.sources, POST=work.post is not None,
         PRE=work.pre is not None, NORM=work.weight is not None, MEAN=work.mean_out is not None,
         **constants_of_one(at, work.hidden, numbers.iterations, work.fn.element_size()),
-        **({"EARLY": True, "launch_pdl": True} if at.early and starts_early(work) else {}),
         num_warps=at.warps, enable_fp_fusion=True,
     )  # fmt: skip
 
