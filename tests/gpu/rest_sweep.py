@@ -146,7 +146,7 @@ def indexer(stock: bool, seconds: float) -> dict[str, Any]:
 
 
 #: Rows at once, CTAs of a multiprocessor; rows at once 0: Triton.
-SHARED = ((1, 3), (4, 3), (4, 4), (2, 3), (2, 4), (4, 2), (8, 3), (8, 2), (0, 3))
+SHARED = ((1, 3), (4, 1), (4, 3), (4, 2), (8, 1), (8, 3), (8, 2), (0, 3))
 
 
 def scores(seconds: float) -> dict[str, Any]:

@@ -59,11 +59,13 @@ struct Place {
 __device__ __forceinline__ const uint8_t *keys_at(const indexer_scores_args &a, int id, int position, int mine,
                                                   const float *&scale) {
     const int state = position & (a.states - 1);
-    if (id < 0 || id >= a.blocks) return nullptr;
     const uint8_t *page = static_cast<const uint8_t *>(a.cache) + id * a.stride;
     scale = reinterpret_cast<const float *>(page + a.states * DIM) + state + mine;
     return page + state * DIM;
 }
+
+/* Whether a table's word names a page. */
+__device__ __forceinline__ bool is_page(const indexer_scores_args &a, int id) { return id >= 0 && id < a.blocks; }
 
 __device__ __forceinline__ int id_of(const indexer_scores_args &a, const int32_t *table, int position, int bound) {
     return position < bound ? table[position >> shift_of(a)] : -1;
@@ -81,13 +83,13 @@ __device__ __forceinline__ Place<CANDIDATES> place_of(const indexer_scores_args 
         for (int e = 0; e < EIGHTS; ++e) {
             const int column = start + 8 * e, block = column < bound ? picks[column / 8] : -1;
             const float *scale = nullptr;
-            found.keys[e] = block >= 0 && 8 * block < a.table_row << shift_of(a)
-                                ? keys_at(a, table[8 * block >> shift_of(a)], 8 * block, mine & 7, scale)
-                                : nullptr;
+            const bool known = block >= 0 && 8 * block < a.table_row << shift_of(a);
+            const int page = known ? table[8 * block >> shift_of(a)] : -1;
+            found.keys[e] = is_page(a, page) ? keys_at(a, page, 8 * block, mine & 7, scale) : nullptr;
             if (e == mine >> 3) found.scale = scale, found.position = 8 * block + (mine & 7);
         }
     } else {
-        found.keys[0] = keys_at(a, id, start, key_of(lane), found.scale);
+        found.keys[0] = is_page(a, id) ? keys_at(a, id, start, key_of(lane), found.scale) : nullptr;
         found.position = start + key_of(lane);
     }
     return found;

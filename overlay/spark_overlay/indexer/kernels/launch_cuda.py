@@ -22,8 +22,8 @@ if TYPE_CHECKING:
 
 KEYS, WARPS = 32, 4  # keys of a warp, warps of a CTA
 CTAS, CANDIDATE_CTAS = 3, 2  # that a multiprocessor holds at once, by registers
-#: Bytes of shared memory of a CTA that scores several rows: CUDA's, its keys', each row's.
-RESERVED, STAGES, ROW = 1024, 16384, 8336
+#: Bytes of shared memory of a CTA that scores several rows: CUDA's, a warp's keys', a row's.
+RESERVED, STAGE, ROW = 1024, 4096, 8336
 #: Rows at once that are worth a CTA less on a multiprocessor: keys are made fp16 once for all.
 ENOUGH = 4
 POSITIONS_MOST, CANDIDATE_SIZE = 512, 8
@@ -89,10 +89,13 @@ def shares(
     at most ``width`` positions; ``shared``: bytes of shared memory of a multiprocessor, which is
     to hold ``held`` CTAs that take several rows."""
     longest = max(1, min(longest, rows))
+    warps = WARPS
     wanted = max(1, min(longest, together, library.MOST_ROWS))
     ctas, group = CTAS, wanted
     if wanted > 1:
-        room = {n: (shared // n - RESERVED - STAGES) // ROW for n in range(held, 0, -1)}
+        warps = 3 * WARPS if held == 1 else WARPS
+        used = RESERVED + warps * STAGE
+        room = {n: (shared // n - used) // ROW for n in range(held, 0, -1)}
         ctas = next((n for n in room if room[n] >= min(wanted, ENOUGH)), 1)
         group = max(1, min(wanted, room[ctas]))
     parts = -(-longest // group)
@@ -100,11 +103,11 @@ def shares(
     # Groups that have rows, at most: not every request has as many as the longest.
     groups = min(requests * parts, requests + rows // group)
     slots = ctas * multiprocessors
-    most = max(1, min(-(-width // (KEYS * WARPS)) * group, 65535))
+    most = max(1, min(-(-width // (KEYS * warps)) * group, 65535))
     few = max(1, slots // groups)
     # As near below a whole number of rounds as a few more of them come.
     splits = min(range(few, few + 8), key=lambda n: -(-groups * n // slots) / n)
-    return Shares(group, max(ctas, CTAS), parts, min(splits, most))
+    return Shares(group, 1 if warps > WARPS else CTAS, parts, min(splits, most))
 
 
 @cache

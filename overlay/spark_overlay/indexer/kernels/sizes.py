@@ -41,7 +41,7 @@ class Tuning:
     early: bool = True  # its choice starts while Triton's scores end, from sm_90 on
     rows_by_library: int = 8  # rows of a request, at most, whose dense scores are the library's
     together: int = 8  # rows of a request that its dense scores take at once, at most
-    held: int = 3  # CTAs that do so on a multiprocessor at once, at most 4, as far as they fit
+    held: int = 1  # CTAs that do so on a multiprocessor at once: a large one, or 2 or 3
 
 
 @dataclass(frozen=True)
