@@ -108,10 +108,11 @@ def indexer(stock: bool, seconds: float) -> dict[str, Any]:
 
     import indexer as bench
     from spark_overlay.indexer.kernels.launch import with_tuning
+    from spark_overlay.indexer.kernels.sizes import NEVER
 
     until = time.monotonic() + seconds
     it = bench.Bench()
-    triton = with_tuning(it.layer, rows_by_library=1)
+    triton = with_tuning(it.layer, enough=NEVER)
     layers = {"": it.layer, " Triton": triton, " Triton early": with_tuning(triton, early=True)}
     said: dict[str, Any] = {}
     for shape in bench.DECODE:
@@ -155,6 +156,7 @@ def scores(seconds: float) -> dict[str, Any]:
 
     import indexer as bench
     from spark_overlay.indexer.kernels.launch import with_tuning
+    from spark_overlay.indexer.kernels.sizes import NEVER
 
     until = time.monotonic() + seconds
     it = bench.Bench()
@@ -168,8 +170,9 @@ def scores(seconds: float) -> dict[str, Any]:
             if time.monotonic() > until:
                 said["no time for"] = f"{shape.name}, {together}"
                 break
-            most = 1 << 20 if together else 0
-            changes = {"together": max(together, 1), "held": held, "rows_by_library": most}
+            least = 0 if together else NEVER
+            changes = {"together": max(together, 1), "held": held}
+            changes |= {"enough": least, "prompt_width": least}
             it.layer = with_tuning(plain, **changes)
             calls = [it.scores(one, "plain") for one in sets]
             name = f"{together} at once, {held} CTAs" if together else "Triton"

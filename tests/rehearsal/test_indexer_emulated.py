@@ -32,7 +32,7 @@ def emulate(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
 def choice(case: indexer_cases.Case, candidates: Candidates | None = None) -> torch.Tensor:
     workspace = torch.full((1 << 20,), 0x7FC00000, dtype=torch.int32)
     final = torch.full((len(case.visible), COUNT), 99, dtype=torch.int32)
-    layer = Selection(case.ratio, COUNT, workspace)
+    layer = Selection(case.ratio, COUNT, workspace, Tuning(enough=0))
     layer(case.q, case.weights, case.cache, case.step, final, candidates)
     return final
 
@@ -158,20 +158,20 @@ def test_what_is_chosen_of_several_rows(
     emulate: Any, requests: list[tuple[int, int]], how: dict[str, Any]
 ) -> None:
     case = indexer_cases.make(requests, seed=4, **how)
-    assert launch_cuda.scores_too(case.step, limited=False, most=Tuning().rows_by_library)
     assert not indexer_cases.wrong(case, choice(case), COUNT, exact=how.get("exact", False))
 
 
 def test_who_scores() -> None:
-    """The library a decode step, and of a prompt's all positions what Tuning says."""
-    step = indexer_cases.make([(3, 900)]).step
-    prompt = replace(step, longest=2048)
-    assert launch_cuda.scores_too(step, limited=False, most=8)
-    assert not launch_cuda.scores_too(step, limited=False, most=1)
-    assert launch_cuda.scores_too(step, limited=True, most=1)
-    assert launch_cuda.scores_too(prompt, limited=False, most=2048)
-    assert not launch_cuda.scores_too(prompt, limited=True, most=2048)
-    assert not launch_cuda.scores_too(prompt, limited=False, most=Tuning().rows_by_library)
+    """The library one row and what is much; of candidates a decode step's, however few."""
+    step = indexer_cases.make([(3, 900), (2, 700)]).step
+
+    def library(longest: int, width: int, limited: bool = False, **how: int) -> bool:
+        return launch_cuda.scores_too(replace(step, longest=longest), limited, width, Tuning(**how))
+
+    assert library(1, 600)
+    assert library(4, 65536) and not library(4, 65535) and library(4, 65535, enough=0)
+    assert library(9, 16384) and not library(9, 16383) and not library(2048, 9000)
+    assert library(8, 600, limited=True) and not library(9, 65536, limited=True)
 
 
 def test_how_rows_and_keys_are_shared() -> None:

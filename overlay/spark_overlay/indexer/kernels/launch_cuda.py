@@ -1,7 +1,7 @@
 """The launches of one call by the CUDA library: the same results as Triton's kernels.
 
-The library chooses; of a decode step it makes the scores, too, a request's rows at once where they
-share their keys. Of a prompt Triton makes them, unless ``Tuning`` says otherwise, and of what the
+The library chooses; it makes the scores, too, a request's rows at once where they share their keys.
+Triton makes those that ``Tuning`` leaves it (of several rows where they are few) and what the
 library does not take: other numbers of heads, pages it cannot read, longer contexts.
 """
 
@@ -19,6 +19,7 @@ from spark_overlay.indexer.kernels.library import ChooseArgs, ScoresArgs, StepAr
 
 if TYPE_CHECKING:
     from spark_overlay.indexer.kernels.launch import Candidates, Rows, Step
+    from spark_overlay.indexer.kernels.sizes import Tuning
 
 KEYS, WARPS = 32, 4  # keys of a warp, warps of a CTA
 CTAS, CANDIDATE_CTAS = 3, 2  # that a multiprocessor holds at once, by registers
@@ -59,10 +60,15 @@ def serves(
     return pages and aligned and few
 
 
-def scores_too(step: Step, limited: bool, most: int) -> bool:
-    """Whether of a call that the library serves it makes the scores, too. ``most``: rows of a
-    request, at most, whose scores over all positions it makes."""
-    return step.longest <= (DECODED if limited else most)
+def scores_too(step: Step, limited: bool, width: int, tuning: Tuning) -> bool:
+    """Whether of a call that the library serves it makes the scores, too: of candidates those of
+    a decode step; over all ``width`` positions what ``tuning`` says."""
+    if limited:
+        return step.longest <= DECODED
+    if step.longest > DECODED:
+        return width >= tuning.prompt_width
+    scores = (step.starts.shape[0] - 1) * step.longest * width
+    return step.longest == 1 or scores >= tuning.enough
 
 
 @dataclass(frozen=True)
