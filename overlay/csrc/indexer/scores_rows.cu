@@ -1,7 +1,7 @@
 /* Scores of several rows of one request a CTA, over all its keys. A warp makes its 32 keys fp16 once, in
- * registers, and multiplies them by one row after the other, whose heads lie ready in shared memory. Its next
- * keys are on their way meanwhile, and a row's sums are added up while the next row is multiplied. 142 to
- * 154 registers, or 128; 16 KB of shared memory and 8336 bytes a row. */
+ * registers, while it multiplies them by the first row, then by one row after the other, whose heads lie ready
+ * in shared memory. Its next keys are on their way meanwhile, and a row's sums are added up while the next row
+ * is multiplied. 157 to 162 registers; 4 KB of shared memory a warp and 8336 bytes a row. */
 #include "../common/launch.hpp"
 #include "scores.cuh"
 
@@ -15,16 +15,17 @@ constexpr int OPERANDS = PAIRS * STEPS * 32, WEIGHTS = PAIRS * 4, ROW = OPERANDS
 constexpr int STAGE = KEYS * DIM / 16; /* a warp's next keys, as they lie in their page */
 constexpr int RUN = WARPS * KEYS;      /* keys that four warps take at once */
 
-/* What is tried: 1: the next keys are asked for after the first row. */
+/* What is tried: 1: a large CTA has eight warps, not twelve; 2: that, and takes two rows a turn. */
 #ifndef INDEXER_ROWS_VARIANT
 #define INDEXER_ROWS_VARIANT 0
 #endif
 
-constexpr bool LATE = INDEXER_ROWS_VARIANT & 1;
 
 /* Warps of a CTA, by how many of those a multiprocessor holds. */
 template <int HELD>
-constexpr int TEAM = HELD == 1 ? 3 * WARPS : WARPS;
+constexpr int TEAM = HELD == 1 ? (INDEXER_ROWS_VARIANT ? 2 : 3) * WARPS : WARPS;
+template <int HELD>
+constexpr int TURN = HELD == 1 && INDEXER_ROWS_VARIANT == 2 ? 2 : 1;
 
 /* The last 16 bytes of a row: how many keys it sees. In the first row's, too, what is needed again while no
  * register is free for it. */
@@ -141,36 +142,48 @@ __device__ __forceinline__ void multiply(float (&sums)[2][2], const uint4 (&keys
     }
 }
 
-/* What a CTA takes of a group: rows first .. first + count, and of their keys one split of `splits`. */
-struct Share {
-    int first, count, split, splits, by;
-};
-
-/* Where a group's keys are too few for all CTAs, those take fewer rows each: 2^by (2, 4 or 8) share the rows. */
-template <int HELD>
-__device__ __forceinline__ Share share_of(int count, int bound) {
-    const int all = static_cast<int>(gridDim.y), needed = max(1, (bound + RUN - 1) / RUN);
-    int by = 0;
-    while (1 << by < count && needed <= (all >> (by + 1)) * (TEAM<HELD> / WARPS)) ++by;
-    const int splits = all >> by, which = static_cast<int>(blockIdx.y) / splits;
-    const int each = (count + (1 << by) - 1) >> by, split = static_cast<int>(blockIdx.y) - which * splits;
-    return {which * each, min(each, count - which * each), split, splits, by};
-}
-
 /* A warp's first key. Fours of warps that share a scheduler's time end together: they take keys as CTAs do. */
 __device__ __forceinline__ int first_key(int split, int splits, int warp) {
     return ((warp >> 2) * splits + split) * RUN + (warp & 3) * KEYS;
 }
 
-/* Lane 2 by + n asks for the page of a warp's keys in round n (0, 1), before it is known how many share the
- * rows and how far those see. */
+/* A load that stays where it is, before the branch behind which its value is needed. */
+__device__ __forceinline__ int asked(const int32_t *at) { return *static_cast<const volatile int32_t *>(at); }
+
+/* What lane 2 by + n finds out before it is known how far rows see, if 2^by CTAs share them: which part of
+ * them this CTA takes and which split of their keys; the page of a warp's keys in round n (0, 1). */
+struct Guess {
+    int which, split, id;
+};
+
 template <int HELD>
-__device__ __forceinline__ int ids_ahead(const indexer_scores_args &a, int owner, int warp, int lane) {
+__device__ __forceinline__ Guess guess(const indexer_scores_args &a, int owner, int warp, int lane) {
     const int splits = max(1, static_cast<int>(gridDim.y) >> (lane >> 1 & 3));
-    const int split = static_cast<int>(blockIdx.y) % splits;
+    const int which = static_cast<int>(blockIdx.y) / splits, split = static_cast<int>(blockIdx.y) - which * splits;
     const int position = first_key(split, splits, warp) + (lane & 1) * splits * (TEAM<HELD> * KEYS);
-    const int page = position >> shift_of(a);
-    return page < a.table_row ? table_of(a, owner)[page] : -1;
+    const int page = min(position >> shift_of(a), static_cast<int>(a.table_row) - 1);
+    return {which, split, asked(table_of(a, owner) + page)};
+}
+
+/* What a CTA takes of a group: rows first .. first + count, and of their keys one split of `splits`; the pages
+ * of a warp's first two rounds. */
+struct Share {
+    int first, count, split, splits, id, next_id;
+};
+
+/* Where a group's keys are too few for all CTAs, those take fewer rows each: 2^by (2, 4 or 8) share the rows. */
+template <int HELD>
+__device__ __forceinline__ Share share_of(const Guess &guess, int count, int bound) {
+    const int all = static_cast<int>(gridDim.y), needed = max(1, (bound + RUN - 1) / RUN);
+    int by = 0;
+#pragma unroll
+    for (int i = 1; i < 4; ++i) by += 1 << i < 2 * count && needed <= (all >> i) * (TEAM<HELD> / WARPS);
+    const int which = __shfl_sync(0xffffffffu, guess.which, 2 * by);
+    const int split = __shfl_sync(0xffffffffu, guess.split, 2 * by);
+    const int id = __shfl_sync(0xffffffffu, guess.id, 2 * by);
+    const int next_id = __shfl_sync(0xffffffffu, guess.id, 2 * by + 1);
+    const int each = (count + (1 << by) - 1) >> by;
+    return {which * each, min(each, count - which * each), split, all >> by, id, next_id};
 }
 
 /* `HELD` CTAs on a multiprocessor at once: 1 of twelve warps, 3 of four. */
@@ -185,20 +198,18 @@ __global__ void __launch_bounds__(32 * TEAM<HELD>, HELD)
     Note &note = *note_of(rows);
     int owner = static_cast<int>(blockIdx.x) / a.parts, part = static_cast<int>(blockIdx.x) % a.parts;
     for (;; part += a.parts) { /* once, as a rule */
-        int begin = step.starts[owner], end = step.starts[owner + 1], length = step.lengths[owner];
-        int ids = ids_ahead<HELD>(a, owner, warp, lane);
-        asm volatile("" : "+r"(begin), "+r"(end), "+r"(length), "+r"(ids)); /* all asked for at once */
+        const int begin = asked(step.starts + owner), end = asked(step.starts + owner + 1);
+        const int length = asked(step.lengths + owner);
+        const Guess guessed = guess<HELD>(a, owner, warp, lane);
         const int high = min(end, step.rows), group = max(begin, step.first_row) + part * a.group;
         if (group >= high) break;
         const int last = min(group + a.group, high) - 1;
-        const Share mine = share_of<HELD>(last + 1 - group, visible(step, length, end, last));
+        const Share mine = share_of<HELD>(guessed, last + 1 - group, visible(step, length, end, last));
         const int first = group + mine.first, count = mine.count, stride = mine.splits * (TEAM<HELD> * KEYS);
         const int bound = visible(step, length, end, first + count - 1); /* the last sees most */
         if (count <= 0 || mine.split * RUN >= bound) continue; /* the whole CTA */
         int start = first_key(mine.split, mine.splits, warp);
-        const int first_id = __shfl_sync(0xffffffffu, ids, 2 * mine.by);
-        int next_id = __shfl_sync(0xffffffffu, ids, 2 * mine.by + 1);
-        next_id = start + stride < bound ? next_id : -1;
+        int next_id = start + stride < bound ? mine.next_id : -1;
         int tid = static_cast<int>(threadIdx.x);
         asm volatile("" : "+r"(tid)); /* so that nothing made of it is held while rows are multiplied */
         copy_heads<HELD>(rows, a, first, count, tid);
@@ -210,7 +221,7 @@ __global__ void __launch_bounds__(32 * TEAM<HELD>, HELD)
             copy_keys(stage, keys_at(a, there ? id : 0, from, key_of(lane), at), there, lane);
             scale = __ldg(at);
         };
-        fetch(start < bound ? first_id : -1, start);
+        fetch(start < bound ? mine.id : -1, start);
         prepare_weights<HELD>(rows, a, first, count, tid);
         if (tid < count) note_of(rows + tid * ROW)->seen = visible(step, length, end, first + tid);
         if (tid == 0) note.part = part, note.owner = owner, note.line = first - step.first_row;
@@ -238,11 +249,10 @@ __global__ void __launch_bounds__(32 * TEAM<HELD>, HELD)
                 store(to, a.fan, column, seen, position < seen ? value : -INFINITY);
                 to.out += static_cast<int>(a.out_row), to.top += static_cast<int>(a.tops_row);
             };
-            if (!LATE) fetch_next();
+            fetch_next();
             multiply(sums, keys, row, lane); /* keys are made fp16 meanwhile */
             seen = note_of(row)->seen;
-            if (LATE) fetch_next();
-#pragma unroll 1
+#pragma unroll TURN<HELD>
             for (int i = 1; i < count; ++i) {
                 row += ROW;
                 float more[2][2];
