@@ -55,8 +55,11 @@ struct Place {
     int position;
 };
 
-/* Keys from `position` on, and the scale of this lane's, `mine` behind it. */
-__device__ __forceinline__ const uint8_t *keys_at(const indexer_scores_args &a, int id, int position, int mine,
+/* Whether a table's word names a page. */
+__device__ __forceinline__ bool is_page(const indexer_scores_args &a, int id) { return id >= 0 && id < a.blocks; }
+
+/* Keys from `position` on in page `id`, and the scale of this lane's, `mine` behind it. */
+__device__ __forceinline__ const uint8_t *keys_in(const indexer_scores_args &a, int id, int position, int mine,
                                                   const float *&scale) {
     const int state = position & (a.states - 1);
     const uint8_t *page = static_cast<const uint8_t *>(a.cache) + id * a.stride;
@@ -64,8 +67,11 @@ __device__ __forceinline__ const uint8_t *keys_at(const indexer_scores_args &a, 
     return page + state * DIM;
 }
 
-/* Whether a table's word names a page. */
-__device__ __forceinline__ bool is_page(const indexer_scores_args &a, int id) { return id >= 0 && id < a.blocks; }
+/* As `keys_in`; null where there is no such page. */
+__device__ __forceinline__ const uint8_t *keys_at(const indexer_scores_args &a, int id, int position, int mine,
+                                                  const float *&scale) {
+    return is_page(a, id) ? keys_in(a, id, position, mine, scale) : nullptr;
+}
 
 __device__ __forceinline__ int id_of(const indexer_scores_args &a, const int32_t *table, int position, int bound) {
     return position < bound ? table[position >> shift_of(a)] : -1;
@@ -83,13 +89,13 @@ __device__ __forceinline__ Place<CANDIDATES> place_of(const indexer_scores_args 
         for (int e = 0; e < EIGHTS; ++e) {
             const int column = start + 8 * e, block = column < bound ? picks[column / 8] : -1;
             const float *scale = nullptr;
-            const bool known = block >= 0 && 8 * block < a.table_row << shift_of(a);
-            const int page = known ? table[8 * block >> shift_of(a)] : -1;
-            found.keys[e] = is_page(a, page) ? keys_at(a, page, 8 * block, mine & 7, scale) : nullptr;
+            found.keys[e] = block >= 0 && 8 * block < a.table_row << shift_of(a)
+                                ? keys_at(a, table[8 * block >> shift_of(a)], 8 * block, mine & 7, scale)
+                                : nullptr;
             if (e == mine >> 3) found.scale = scale, found.position = 8 * block + (mine & 7);
         }
     } else {
-        found.keys[0] = is_page(a, id) ? keys_at(a, id, start, key_of(lane), found.scale) : nullptr;
+        found.keys[0] = keys_at(a, id, start, key_of(lane), found.scale);
         found.position = start + key_of(lane);
     }
     return found;

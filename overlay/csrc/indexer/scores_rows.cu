@@ -218,7 +218,7 @@ __global__ void __launch_bounds__(32 * TEAM<HELD>, HELD)
         const auto fetch = [&](int id, int from) { /* without a branch: rows are multiplied on either side */
             there = is_page(a, id);
             const float *at;
-            copy_keys(stage, keys_at(a, there ? id : 0, from, key_of(lane), at), there, lane);
+            copy_keys(stage, keys_in(a, there ? id : 0, from, key_of(lane), at), there, lane);
             scale = __ldg(at);
         };
         fetch(start < bound ? mine.id : -1, start);
