@@ -32,7 +32,7 @@ def emulate(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
 def choice(case: indexer_cases.Case, candidates: Candidates | None = None) -> torch.Tensor:
     workspace = torch.full((1 << 20,), 0x7FC00000, dtype=torch.int32)
     final = torch.full((len(case.visible), COUNT), 99, dtype=torch.int32)
-    layer = Selection(case.ratio, COUNT, workspace)
+    layer = Selection(case.ratio, COUNT, workspace, Tuning(enough=0))
     layer(case.q, case.weights, case.cache, case.step, final, candidates)
     return final
 
@@ -120,7 +120,7 @@ def test_rows_at_once_score_as_one_row_does(
     for chips, part in ((1, {}), (3, {}), (12, {}), (1, {"first": 5, "last": 21})):
         right = scored(case, 1, fan=fan, multiprocessors=chips, **part)
         for together in (2, 3, 8) if chips == 1 and not part else (4,):
-            held = 4 if together == 3 else 3
+            held = 1 if together in (3, 4) and chips != 3 else 3
             found = scored(case, together, fan=fan, multiprocessors=chips, held=held, **part)
             assert all(torch.equal(a, b) for a, b in zip(found, right, strict=True)), together
 
@@ -158,20 +158,20 @@ def test_what_is_chosen_of_several_rows(
     emulate: Any, requests: list[tuple[int, int]], how: dict[str, Any]
 ) -> None:
     case = indexer_cases.make(requests, seed=4, **how)
-    assert launch_cuda.scores_too(case.step, limited=False, most=Tuning().rows_by_library)
     assert not indexer_cases.wrong(case, choice(case), COUNT, exact=how.get("exact", False))
 
 
 def test_who_scores() -> None:
-    """The library a decode step, and of a prompt's all positions what Tuning says."""
-    step = indexer_cases.make([(3, 900)]).step
-    prompt = replace(step, longest=2048)
-    assert launch_cuda.scores_too(step, limited=False, most=8)
-    assert not launch_cuda.scores_too(step, limited=False, most=1)
-    assert launch_cuda.scores_too(step, limited=True, most=1)
-    assert launch_cuda.scores_too(prompt, limited=False, most=2048)
-    assert not launch_cuda.scores_too(prompt, limited=True, most=2048)
-    assert not launch_cuda.scores_too(prompt, limited=False, most=Tuning().rows_by_library)
+    """The library one row and what is much; of candidates a decode step's, however few."""
+    step = indexer_cases.make([(3, 900), (2, 700)]).step
+
+    def library(longest: int, width: int, limited: bool = False, **how: int) -> bool:
+        return launch_cuda.scores_too(replace(step, longest=longest), limited, width, Tuning(**how))
+
+    assert library(1, 600)
+    assert library(4, 65536) and not library(4, 65535) and library(4, 65535, enough=0)
+    assert library(9, 16384) and not library(9, 16383) and not library(2048, 9000)
+    assert library(8, 600, limited=True) and not library(9, 65536, limited=True)
 
 
 def test_how_rows_and_keys_are_shared() -> None:
@@ -182,7 +182,7 @@ def test_how_rows_and_keys_are_shared() -> None:
         *numbers: int, together: int = 8, held: int = 3, chip: tuple[int, int] = (132, 228)
     ) -> tuple[int, ...]:
         found = launch_cuda.shares(*numbers, together, held, chip[0], chip[1] << 10)
-        assert found.held == (4 if held == 4 and found.group < 5 and chip[1] == 228 else 3)
+        assert found.held == (1 if held == 1 and found.group > 1 else 3)
         return found.group, found.parts, found.splits
 
     # Requests, rows of all, of one; positions.
@@ -193,9 +193,11 @@ def test_how_rows_and_keys_are_shared() -> None:
     assert of(1, 8, 8, 131072) == (4, 2, 198)
     assert of(1, 4, 4, 131072, together=2) == (2, 2, 198)
     assert of(1, 4, 4, 131072, together=1) == (1, 4, 99)
-    assert of(1, 4, 4, 131072, held=4) == (4, 1, 528)
-    assert of(1, 6, 6, 131072, held=4) == (3, 2, 264)
-    assert of(1, 4, 4, 131072, held=4, chip=(48, 100)) == (4, 1, 96)
+    assert of(1, 4, 4, 131072, held=1) == (4, 1, 132)
+    assert of(4, 16, 4, 131072, held=1) == (4, 1, 33)
+    assert of(1, 6, 6, 131072, held=1) == (6, 1, 132)
+    assert of(1, 2048, 2048, 16384, held=1) == (8, 256, 1)
+    assert of(1, 8, 8, 131072, held=1, chip=(48, 100)) == (4, 2, 24)
     assert of(1, 1, 1, 131072) == (1, 1, 396)
     assert of(8, 8, 1, 32768) == (1, 1, 49)
     assert of(1, 4, 4, 4096) == (4, 1, 128)

@@ -30,7 +30,7 @@ int check(const indexer_scores_args &a) {
     if (a.fan != 8 && a.fan != 16) return refuse("the best of %d; 8 or 16", a.fan);
     if (a.group < 1 || a.group > INDEXER_MOST_ROWS || (a.chosen && a.group > 1))
         return refuse("%d rows at once; 1 to %d, of candidates one", a.group, INDEXER_MOST_ROWS);
-    if (a.held < 3 || a.held > 4) return refuse("%d CTAs on a multiprocessor; 3 or 4", a.held);
+    if (a.held < 1 || a.held > 3) return refuse("%d CTAs on a multiprocessor; 1 to 3", a.held);
     if (a.parts < 1 || a.splits < 1 || a.splits > 65535)
         return refuse("%d parts, %d splits", a.parts, a.splits);
     return CALL_OK;

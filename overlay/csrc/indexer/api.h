@@ -51,7 +51,7 @@ typedef struct {
     int32_t chosen_count;
     int32_t blocks, states, fan; /* pages of the cache; keys of one: a multiple of 32; 8 or 16 */
     int32_t group;               /* rows of a request that a CTA scores at once: 1 to 8; of candidates 1 */
-    int32_t held;                /* CTAs that score several rows which a multiprocessor is to hold: 3 or 4 */
+    int32_t held;                /* CTAs that score several rows which a multiprocessor is to hold: 1 (large) to 3 */
     int32_t parts;               /* CTAs that share a request's rows, a group after the other */
     int32_t splits;              /* CTAs that share their keys, and of a group whose keys are few its rows */
 } indexer_scores_args;

@@ -1,6 +1,6 @@
 /* Scores of one row a CTA: over all its keys, or over its candidate blocks. The row's heads stay in
  * registers; a warp's next keys are on their way while it multiplies. 168 registers, of candidates up to
- * 214; no shared memory. */
+ * 216; no shared memory. */
 #include "scores.cuh"
 
 namespace indexer {

@@ -55,14 +55,22 @@ struct Place {
     int position;
 };
 
-/* Keys from `position` on, and the scale of this lane's, `mine` behind it. */
-__device__ __forceinline__ const uint8_t *keys_at(const indexer_scores_args &a, int id, int position, int mine,
+/* Whether a table's word names a page. */
+__device__ __forceinline__ bool is_page(const indexer_scores_args &a, int id) { return id >= 0 && id < a.blocks; }
+
+/* Keys from `position` on in page `id`, and the scale of this lane's, `mine` behind it. */
+__device__ __forceinline__ const uint8_t *keys_in(const indexer_scores_args &a, int id, int position, int mine,
                                                   const float *&scale) {
     const int state = position & (a.states - 1);
-    if (id < 0 || id >= a.blocks) return nullptr;
     const uint8_t *page = static_cast<const uint8_t *>(a.cache) + id * a.stride;
     scale = reinterpret_cast<const float *>(page + a.states * DIM) + state + mine;
     return page + state * DIM;
+}
+
+/* As `keys_in`; null where there is no such page. */
+__device__ __forceinline__ const uint8_t *keys_at(const indexer_scores_args &a, int id, int position, int mine,
+                                                  const float *&scale) {
+    return is_page(a, id) ? keys_in(a, id, position, mine, scale) : nullptr;
 }
 
 __device__ __forceinline__ int id_of(const indexer_scores_args &a, const int32_t *table, int position, int bound) {

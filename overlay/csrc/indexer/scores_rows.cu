@@ -1,7 +1,7 @@
 /* Scores of several rows of one request a CTA, over all its keys. A warp makes its 32 keys fp16 once, in
- * registers, and multiplies them by one row after the other, whose heads lie ready in shared memory. Its next
- * keys are on their way meanwhile, and a row's sums are added up while the next row is multiplied. 142 to
- * 154 registers, or 128; 16 KB of shared memory and 8336 bytes a row. */
+ * registers, while it multiplies them by the first row, then by one row after the other, whose heads lie ready
+ * in shared memory. Its next keys are on their way meanwhile, and a row's sums are added up while the next row
+ * is multiplied. 157 to 162 registers; 4 KB of shared memory a warp and 8336 bytes a row. */
 #include "../common/launch.hpp"
 #include "scores.cuh"
 
@@ -12,7 +12,20 @@ constexpr int PAIRS = EIGHTS / 2; /* of eights of heads: what a lane reads at on
 /* Of 16 bytes each: a row's B operands [pair][step][lane], of both eights of a pair; halves of its weights
  * [pair][t], of heads 2 t and 2 t + 1 of both; a note. */
 constexpr int OPERANDS = PAIRS * STEPS * 32, WEIGHTS = PAIRS * 4, ROW = OPERANDS + WEIGHTS + 1;
-constexpr int STAGE = KEYS * DIM / 16, STAGES = WARPS * STAGE; /* a warp's next keys, as they lie in their page */
+constexpr int STAGE = KEYS * DIM / 16; /* a warp's next keys, as they lie in their page */
+constexpr int RUN = WARPS * KEYS;      /* keys that four warps take at once */
+
+/* What is tried: 1: a large CTA has eight warps, not twelve; 2: that, and takes two rows a turn. */
+#ifndef INDEXER_ROWS_VARIANT
+#define INDEXER_ROWS_VARIANT 0
+#endif
+
+
+/* Warps of a CTA, by how many of those a multiprocessor holds. */
+template <int HELD>
+constexpr int TEAM = HELD == 1 ? (INDEXER_ROWS_VARIANT ? 2 : 3) * WARPS : WARPS;
+template <int HELD>
+constexpr int TURN = HELD == 1 && INDEXER_ROWS_VARIANT == 2 ? 2 : 1;
 
 /* The last 16 bytes of a row: how many keys it sees. In the first row's, too, what is needed again while no
  * register is free for it. */
@@ -29,29 +42,33 @@ __device__ __forceinline__ const int32_t *table_of(const indexer_scores_args &a,
     return a.table + owner * static_cast<int>(a.table_row);
 }
 
-/* A thread's part of a row's heads: half the dimension of a pair of eights. It alone writes there until they
+/* A thread's part, of 128, of a row's heads: half the dimension of a pair of eights. It alone writes there until they
  * are ready: four operands, of which the first two are their codes at first. */
 __device__ __forceinline__ uint4 *part_of(uint4 *row, int tid) {
     return row + (tid >> 5) * (STEPS / 2 * 32) + (tid & 31);
 }
 
+/* Each 128 threads a row. */
+template <int HELD>
 __device__ __forceinline__ void copy_heads(uint4 *rows, const indexer_scores_args &a, int first, int count, int tid) {
-    const int lane = tid & 31, pair = tid >> 6, half = tid >> 5 & 1;
-    const auto *q = static_cast<const uint8_t *>(a.q) + first * static_cast<int64_t>(HEADS * DIM) +
+    constexpr int STEP = TEAM<HELD> / WARPS;
+    const int lane = tid & 31, pair = tid >> 6 & 1, half = tid >> 5 & 1, from = tid >> 7;
+    const auto *q = static_cast<const uint8_t *>(a.q) + (first + from) * static_cast<int64_t>(HEADS * DIM) +
                     (16 * pair + (lane >> 2)) * DIM + half * 64 + (lane & 3) * 16;
 #pragma unroll 1
-    for (int i = 0; i < count; ++i, q += HEADS * DIM) {
-        const uint32_t to = shared_address(part_of(rows + i * ROW, tid));
+    for (int i = from; i < count; i += STEP, q += STEP * HEADS * DIM) {
+        const uint32_t to = shared_address(part_of(rows + i * ROW, tid & 127));
         copy16(to, q, true), copy16(to + 512, q + 8 * DIM, true);
     }
     copy_commit();
 }
 
 /* After its copies have arrived. */
+template <int HELD>
 __device__ __forceinline__ void prepare_heads(uint4 *rows, int count, int tid) {
 #pragma unroll 1
-    for (int i = 0; i < count; ++i) {
-        uint4 *to = part_of(rows + i * ROW, tid);
+    for (int i = tid >> 7; i < count; i += TEAM<HELD> / WARPS) {
+        uint4 *to = part_of(rows + i * ROW, tid & 127);
         const uint4 v = to[0], w = to[32];
         to[0] = make_uint4(odd(v.x), even(v.x), odd(w.x), even(w.x));
         to[32] = make_uint4(odd(v.y), even(v.y), odd(w.y), even(w.y));
@@ -60,10 +77,11 @@ __device__ __forceinline__ void prepare_heads(uint4 *rows, int count, int tid) {
     }
 }
 
+template <int HELD>
 __device__ __forceinline__ void prepare_weights(uint4 *rows, const indexer_scores_args &a, int first, int count,
                                                 int tid) {
 #pragma unroll 1
-    for (int i = tid; i < count * HEADS; i += THREADS) {
+    for (int i = tid; i < count * HEADS; i += 32 * TEAM<HELD>) {
         const int head = i & (HEADS - 1); /* bits: pair, upper eight, t (two), c */
         const int place = (head & 16) + (head >> 1 & 3) * 4 + (head >> 3 & 1) * 2 + (head & 1);
         auto *weights = reinterpret_cast<float *>(rows + i / HEADS * ROW + OPERANDS);
@@ -124,62 +142,91 @@ __device__ __forceinline__ void multiply(float (&sums)[2][2], const uint4 (&keys
     }
 }
 
-/* What a CTA takes of a group: rows first .. first + count, and of their keys one split of `splits`. */
-struct Share {
-    int first, count, split, splits;
-};
-
-/* Where a group's keys are too few for all CTAs, those take fewer rows each: 2, 4 or 8 share the rows. */
-__device__ __forceinline__ Share share_of(int count, int bound) {
-    const int all = static_cast<int>(gridDim.y), needed = (bound + WARPS * KEYS - 1) / (WARPS * KEYS);
-    int by = 0;
-    while (1 << by < count && needed << (by + 1) <= all) ++by;
-    const int splits = all >> by, which = static_cast<int>(blockIdx.y) / splits, each = (count + (1 << by) - 1) >> by;
-    const int split = static_cast<int>(blockIdx.y) - which * splits;
-    return {which * each, min(each, count - which * each), split, splits};
+/* A warp's first key. Fours of warps that share a scheduler's time end together: they take keys as CTAs do. */
+__device__ __forceinline__ int first_key(int split, int splits, int warp) {
+    return ((warp >> 2) * splits + split) * RUN + (warp & 3) * KEYS;
 }
 
-/* `HELD` CTAs on a multiprocessor at once: 3, or 4 with fewer registers. */
+/* A load that stays where it is, before the branch behind which its value is needed. */
+__device__ __forceinline__ int asked(const int32_t *at) { return *static_cast<const volatile int32_t *>(at); }
+
+/* What lane 2 by + n finds out before it is known how far rows see, if 2^by CTAs share them: which part of
+ * them this CTA takes and which split of their keys; the page of a warp's keys in round n (0, 1). */
+struct Guess {
+    int which, split, id;
+};
+
 template <int HELD>
-__global__ void __launch_bounds__(THREADS, HELD)
+__device__ __forceinline__ Guess guess(const indexer_scores_args &a, int owner, int warp, int lane) {
+    const int splits = max(1, static_cast<int>(gridDim.y) >> (lane >> 1 & 3));
+    const int which = static_cast<int>(blockIdx.y) / splits, split = static_cast<int>(blockIdx.y) - which * splits;
+    const int position = first_key(split, splits, warp) + (lane & 1) * splits * (TEAM<HELD> * KEYS);
+    const int page = min(position >> shift_of(a), static_cast<int>(a.table_row) - 1);
+    return {which, split, asked(table_of(a, owner) + page)};
+}
+
+/* What a CTA takes of a group: rows first .. first + count, and of their keys one split of `splits`; the pages
+ * of a warp's first two rounds. */
+struct Share {
+    int first, count, split, splits, id, next_id;
+};
+
+/* Where a group's keys are too few for all CTAs, those take fewer rows each: 2^by (2, 4 or 8) share the rows. */
+template <int HELD>
+__device__ __forceinline__ Share share_of(const Guess &guess, int count, int bound) {
+    const int all = static_cast<int>(gridDim.y), needed = max(1, (bound + RUN - 1) / RUN);
+    int by = 0;
+#pragma unroll
+    for (int i = 1; i < 4; ++i) by += 1 << i < 2 * count && needed <= (all >> i) * (TEAM<HELD> / WARPS);
+    const int which = __shfl_sync(0xffffffffu, guess.which, 2 * by);
+    const int split = __shfl_sync(0xffffffffu, guess.split, 2 * by);
+    const int id = __shfl_sync(0xffffffffu, guess.id, 2 * by);
+    const int next_id = __shfl_sync(0xffffffffu, guess.id, 2 * by + 1);
+    const int each = (count + (1 << by) - 1) >> by;
+    return {which * each, min(each, count - which * each), split, all >> by, id, next_id};
+}
+
+/* `HELD` CTAs on a multiprocessor at once: 1 of twelve warps, 3 of four. */
+template <int HELD>
+__global__ void __launch_bounds__(32 * TEAM<HELD>, HELD)
     rows_at_once(const __grid_constant__ indexer_step step, const __grid_constant__ indexer_scores_args a) {
     extern __shared__ __align__(16) uint8_t memory[];
     let_next_start();
     const int lane = static_cast<int>(threadIdx.x) & 31, warp = static_cast<int>(threadIdx.x) >> 5;
     uint4 *stage = reinterpret_cast<uint4 *>(memory) + warp * STAGE;
-    uint4 *rows = reinterpret_cast<uint4 *>(memory) + STAGES;
+    uint4 *rows = reinterpret_cast<uint4 *>(memory) + TEAM<HELD> * STAGE;
     Note &note = *note_of(rows);
     int owner = static_cast<int>(blockIdx.x) / a.parts, part = static_cast<int>(blockIdx.x) % a.parts;
     for (;; part += a.parts) { /* once, as a rule */
-        const int end = step.starts[owner + 1], length = step.lengths[owner], high = min(end, step.rows);
-        const int group = max(step.starts[owner], step.first_row) + part * a.group;
+        const int begin = asked(step.starts + owner), end = asked(step.starts + owner + 1);
+        const int length = asked(step.lengths + owner);
+        const Guess guessed = guess<HELD>(a, owner, warp, lane);
+        const int high = min(end, step.rows), group = max(begin, step.first_row) + part * a.group;
         if (group >= high) break;
         const int last = min(group + a.group, high) - 1;
-        const Share mine = share_of(last + 1 - group, visible(step, length, end, last));
-        const int first = group + mine.first, count = mine.count, stride = mine.splits * (WARPS * KEYS);
+        const Share mine = share_of<HELD>(guessed, last + 1 - group, visible(step, length, end, last));
+        const int first = group + mine.first, count = mine.count, stride = mine.splits * (TEAM<HELD> * KEYS);
         const int bound = visible(step, length, end, first + count - 1); /* the last sees most */
-        const int begin = mine.split * (WARPS * KEYS);
-        if (count <= 0 || begin >= bound) continue; /* the whole CTA */
-        int start = begin + warp * KEYS;
-        const int first_id = id_of(a, table_of(a, owner), start, bound);
-        int next_id = id_of(a, table_of(a, owner), start + stride, bound);
+        if (count <= 0 || mine.split * RUN >= bound) continue; /* the whole CTA */
+        int start = first_key(mine.split, mine.splits, warp);
+        int next_id = start + stride < bound ? mine.next_id : -1;
         int tid = static_cast<int>(threadIdx.x);
         asm volatile("" : "+r"(tid)); /* so that nothing made of it is held while rows are multiplied */
-        copy_heads(rows, a, first, count, tid);
+        copy_heads<HELD>(rows, a, first, count, tid);
         bool there; /* the page of the keys that are on their way */
         float scale;
-        const auto fetch = [&](int id, int from) {
-            const Place<false> at = place_of<false>(a, nullptr, nullptr, id, from, bound, lane);
-            there = at.scale;
-            copy_keys(stage, there ? at.keys[0] : static_cast<const uint8_t *>(a.cache), there, lane);
-            scale = scale_of(at);
+        const auto fetch = [&](int id, int from) { /* without a branch: rows are multiplied on either side */
+            there = is_page(a, id);
+            const float *at;
+            copy_keys(stage, keys_in(a, there ? id : 0, from, key_of(lane), at), there, lane);
+            scale = __ldg(at);
         };
-        fetch(first_id, start);
-        prepare_weights(rows, a, first, count, tid);
+        fetch(start < bound ? mine.id : -1, start);
+        prepare_weights<HELD>(rows, a, first, count, tid);
         if (tid < count) note_of(rows + tid * ROW)->seen = visible(step, length, end, first + tid);
         if (tid == 0) note.part = part, note.owner = owner, note.line = first - step.first_row;
         copy_wait<1>();
-        prepare_heads(rows, count, tid);
+        prepare_heads<HELD>(rows, count, tid);
         __syncthreads();
         for (; start < bound; start += stride) {
             uint4 keys[2][STEPS];
@@ -187,25 +234,33 @@ __global__ void __launch_bounds__(THREADS, HELD)
             take_keys(keys, stage, lane);
             const float by = scale;
             const int column = start + key_of(lane), position = there ? column : INT32_MAX;
-            fetch(next_id, start + stride);
-            next_id = id_of(a, table_of(a, note.owner), start + 2 * stride, bound);
-            float before[2][2] = {}; /* of the row before */
-            int seen = 0;
-            Target to = target_of(a, note.line - 1, column);
+            const auto fetch_next = [&] {
+                fetch(next_id, start + stride);
+                const int after = start + 2 * stride;
+                const int id = table_of(a, note.owner)[after < bound ? after >> shift_of(a) : 0];
+                next_id = after < bound ? id : -1;
+            };
+            Target to = target_of(a, note.line, column);
+            const uint4 *row = rows;
+            float sums[2][2]; /* of the row before the one that is multiplied */
+            int seen;
             const auto finish = [&] {
-                const float value = summed(before, lane) * by;
+                const float value = summed(sums, lane) * by;
                 store(to, a.fan, column, seen, position < seen ? value : -INFINITY);
                 to.out += static_cast<int>(a.out_row), to.top += static_cast<int>(a.tops_row);
             };
-            const uint4 *row = rows;
-#pragma unroll 1
-            for (int i = 0; i < count; ++i, row += ROW) {
-                float sums[2][2];
-                multiply(sums, keys, row, lane);
+            fetch_next();
+            multiply(sums, keys, row, lane); /* keys are made fp16 meanwhile */
+            seen = note_of(row)->seen;
+#pragma unroll TURN<HELD>
+            for (int i = 1; i < count; ++i) {
+                row += ROW;
+                float more[2][2];
+                multiply(more, keys, row, lane);
                 finish();
                 seen = note_of(row)->seen;
 #pragma unroll
-                for (int m = 0; m < 2; ++m) before[m][0] = sums[m][0], before[m][1] = sums[m][1];
+                for (int m = 0; m < 2; ++m) sums[m][0] = more[m][0], sums[m][1] = more[m][1];
             }
             finish();
         }
@@ -218,19 +273,19 @@ __global__ void __launch_bounds__(THREADS, HELD)
 template <int HELD>
 cudaError_t launch(const indexer_step &step, const indexer_scores_args &args, cudaStream_t stream) {
     const dim3 grid(static_cast<unsigned>(step.requests) * args.parts, args.splits);
-    const int bytes = (STAGES + args.group * ROW) * 16;
+    const int bytes = (TEAM<HELD> * STAGE + args.group * ROW) * 16;
     if (const cudaError_t error = call::allow_shared(rows_at_once<HELD>, bytes)) return error;
     const cudaError_t error = cudaFuncSetAttribute(
         rows_at_once<HELD>, cudaFuncAttributePreferredSharedMemoryCarveout, cudaSharedmemCarveoutMaxShared);
     if (error) return error;
-    rows_at_once<HELD><<<grid, THREADS, bytes, stream>>>(step, args);
+    rows_at_once<HELD><<<grid, 32 * TEAM<HELD>, bytes, stream>>>(step, args);
     return cudaGetLastError();
 }
 
 } // namespace
 
 cudaError_t launch_rows(const indexer_step &step, const indexer_scores_args &args, cudaStream_t stream) {
-    return args.held > 3 ? launch<4>(step, args, stream) : launch<3>(step, args, stream);
+    return args.held == 1 ? launch<1>(step, args, stream) : launch<3>(step, args, stream);
 }
 
 } // namespace indexer

@@ -20,6 +20,7 @@ from spark_overlay.indexer.kernels import launch_cuda, logits, select
 from spark_overlay.indexer.kernels.sizes import (
     DENSE,
     MOST,
+    NEVER,
     Plan,
     Tuning,
     group_for,
@@ -115,14 +116,16 @@ class Selection:
         if candidates is not None:
             candidates = replace(candidates, chosen=candidates.chosen[:1])
         most = step.table.shape[1] * cache.shape[1] * self.ratio
-        # Rows of a request: each group of Triton's scores, and more than the library scores.
-        more = max(self.tuning.rows_by_library, launch_cuda.DECODED) + 1
+        # Rows of a request: each group of Triton's scores, and a prompt's. Few are Triton's, too.
+        more = launch_cuda.DECODED + 1
         rows = [*(group for group in DENSE if group <= self.tuning.group), more]
+        triton_scores = with_tuning(self, enough=NEVER, prompt_width=NEVER)
         # Lengths on either side of each size that a choice knows.
         bounds = sorted({most, *(1 << n for n in range(most.bit_length()))})
         for longest, bound in [*((1, n) for n in bounds), *((n, most) for n in rows)]:
             some = replace(step, longest=longest, bound=bound)
-            self(q[:1], weights[:1], cache, some, final[:1], candidates)
+            for layer in (self, triton_scores):
+                layer(q[:1], weights[:1], cache, some, final[:1], candidates)
 
     def _check(self, q: Tensor, weights: Tensor, cache: Tensor, final: Tensor) -> None:
         if q.shape[-1] != KEY_DIM or q.element_size() != 1 or not q.is_contiguous():
@@ -174,9 +177,7 @@ class Selection:
         by_library = self.tuning.library and launch_cuda.serves(
             q, cache, step, width, self.count, fan, candidates
         )
-        scored_by_library = by_library and launch_cuda.scores_too(
-            step, limited, self.tuning.rows_by_library
-        )
+        scored_by_library = by_library and launch_cuda.scores_too(step, limited, width, self.tuning)
         used = plan(scored, fan)
         at_once = self.workspace.numel() // used.numbers
         if not at_once:

@@ -1,7 +1,7 @@
 """The launches of one call by the CUDA library: the same results as Triton's kernels.
 
-The library chooses; of a decode step it makes the scores, too, a request's rows at once where they
-share their keys. Of a prompt Triton makes them, unless ``Tuning`` says otherwise, and of what the
+The library chooses; it makes the scores, too, a request's rows at once where they share their keys.
+Triton makes those that ``Tuning`` leaves it (of several rows where they are few) and what the
 library does not take: other numbers of heads, pages it cannot read, longer contexts.
 """
 
@@ -19,11 +19,12 @@ from spark_overlay.indexer.kernels.library import ChooseArgs, ScoresArgs, StepAr
 
 if TYPE_CHECKING:
     from spark_overlay.indexer.kernels.launch import Candidates, Rows, Step
+    from spark_overlay.indexer.kernels.sizes import Tuning
 
 KEYS, WARPS = 32, 4  # keys of a warp, warps of a CTA
 CTAS, CANDIDATE_CTAS = 3, 2  # that a multiprocessor holds at once, by registers
-#: Bytes of shared memory of a CTA that scores several rows: CUDA's, its keys', each row's.
-RESERVED, STAGES, ROW = 1024, 16384, 8336
+#: Bytes of shared memory of a CTA that scores several rows: CUDA's, a warp's keys', a row's.
+RESERVED, STAGE, ROW = 1024, 4096, 8336
 #: Rows at once that are worth a CTA less on a multiprocessor: keys are made fp16 once for all.
 ENOUGH = 4
 POSITIONS_MOST, CANDIDATE_SIZE = 512, 8
@@ -59,10 +60,15 @@ def serves(
     return pages and aligned and few
 
 
-def scores_too(step: Step, limited: bool, most: int) -> bool:
-    """Whether of a call that the library serves it makes the scores, too. ``most``: rows of a
-    request, at most, whose scores over all positions it makes."""
-    return step.longest <= (DECODED if limited else most)
+def scores_too(step: Step, limited: bool, width: int, tuning: Tuning) -> bool:
+    """Whether of a call that the library serves it makes the scores, too: of candidates those of
+    a decode step; over all ``width`` positions what ``tuning`` says."""
+    if limited:
+        return step.longest <= DECODED
+    if step.longest > DECODED:
+        return width >= tuning.prompt_width
+    scores = (step.starts.shape[0] - 1) * step.longest * width
+    return step.longest == 1 or scores >= tuning.enough
 
 
 @dataclass(frozen=True)
@@ -89,10 +95,13 @@ def shares(
     at most ``width`` positions; ``shared``: bytes of shared memory of a multiprocessor, which is
     to hold ``held`` CTAs that take several rows."""
     longest = max(1, min(longest, rows))
+    warps = WARPS
     wanted = max(1, min(longest, together, library.MOST_ROWS))
     ctas, group = CTAS, wanted
     if wanted > 1:
-        room = {n: (shared // n - RESERVED - STAGES) // ROW for n in range(held, 0, -1)}
+        warps = 3 * WARPS if held == 1 else WARPS
+        used = RESERVED + warps * STAGE
+        room = {n: (shared // n - used) // ROW for n in range(held, 0, -1)}
         ctas = next((n for n in room if room[n] >= min(wanted, ENOUGH)), 1)
         group = max(1, min(wanted, room[ctas]))
     parts = -(-longest // group)
@@ -100,11 +109,11 @@ def shares(
     # Groups that have rows, at most: not every request has as many as the longest.
     groups = min(requests * parts, requests + rows // group)
     slots = ctas * multiprocessors
-    most = max(1, min(-(-width // (KEYS * WARPS)) * group, 65535))
+    most = max(1, min(-(-width // (KEYS * warps)) * group, 65535))
     few = max(1, slots // groups)
     # As near below a whole number of rounds as a few more of them come.
     splits = min(range(few, few + 8), key=lambda n: -(-groups * n // slots) / n)
-    return Shares(group, max(ctas, CTAS), parts, min(splits, most))
+    return Shares(group, 1 if warps > WARPS else CTAS, parts, min(splits, most))
 
 
 @cache
