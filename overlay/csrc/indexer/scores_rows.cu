@@ -15,17 +15,9 @@ constexpr int OPERANDS = PAIRS * STEPS * 32, WEIGHTS = PAIRS * 4, ROW = OPERANDS
 constexpr int STAGE = KEYS * DIM / 16; /* a warp's next keys, as they lie in their page */
 constexpr int RUN = WARPS * KEYS;      /* keys that four warps take at once */
 
-/* What is tried: 1: a large CTA has eight warps, not twelve; 2: that, and takes two rows a turn. */
-#ifndef INDEXER_ROWS_VARIANT
-#define INDEXER_ROWS_VARIANT 0
-#endif
-
-
 /* Warps of a CTA, by how many of those a multiprocessor holds. */
 template <int HELD>
-constexpr int TEAM = HELD == 1 ? (INDEXER_ROWS_VARIANT ? 2 : 3) * WARPS : WARPS;
-template <int HELD>
-constexpr int TURN = HELD == 1 && INDEXER_ROWS_VARIANT == 2 ? 2 : 1;
+constexpr int TEAM = HELD == 1 ? 3 * WARPS : WARPS;
 
 /* The last 16 bytes of a row: how many keys it sees. In the first row's, too, what is needed again while no
  * register is free for it. */
@@ -252,7 +244,7 @@ __global__ void __launch_bounds__(32 * TEAM<HELD>, HELD)
             fetch_next();
             multiply(sums, keys, row, lane); /* keys are made fp16 meanwhile */
             seen = note_of(row)->seen;
-#pragma unroll TURN<HELD>
+#pragma unroll 1
             for (int i = 1; i < count; ++i) {
                 row += ROW;
                 float more[2][2];
