@@ -26,7 +26,9 @@ def test_every_field_lies_where_the_compiler_puts_it(name: str, tmp_path: Path) 
     API.holds(name, STRUCTURES[name], API.fields(name), tmp_path)
 
 
-@pytest.mark.parametrize("name", ["ABI", "HEADS", "MOST_CHOSEN", "DIRECT", "MOST_ENTRIES"])
+@pytest.mark.parametrize(
+    "name", ["ABI", "HEADS", "MOST_ROWS", "MOST_CHOSEN", "DIRECT", "MOST_ENTRIES"]
+)
 def test_the_headers_numbers_are_ours(name: str) -> None:
     assert API.number(f"INDEXER_{name}") == getattr(library, name)
 

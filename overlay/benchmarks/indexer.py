@@ -94,7 +94,7 @@ class Bench:
         used = sizes.plan(scored, fan)
         rows = min(rows, self.workspace.numel() // used.numbers)
         by = self.by_library(one)
-        scored = by and launch_cuda.scores_too(one.step, limited)
+        scored = by and launch_cuda.scores_too(one.step, limited, width, self.layer.tuning)
         held = launch.Rows(one.step, 0, rows, width, *self.layer._parts(used, rows), by, scored)
         given = (one.q.view(torch.uint8), one.weights, one.cache, held)
         if limited:

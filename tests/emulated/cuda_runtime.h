@@ -193,6 +193,10 @@ inline bool __any_sync(unsigned, bool vote) {
     return emulated::fold(static_cast<uint32_t>(vote), [](uint32_t a, uint32_t b) { return a | b; }) != 0;
 }
 
+inline unsigned __ballot_sync(unsigned, bool vote) {
+    return emulated::fold(static_cast<uint32_t>(vote) << emulated::lane(), [](uint32_t a, uint32_t b) { return a | b; });
+}
+
 template <typename Value>
 Value __shfl_sync(unsigned, Value value, int from) {
     return emulated::exchange(value, [&](auto at) { return at(from); });

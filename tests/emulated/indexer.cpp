@@ -1,6 +1,7 @@
 /* The indexer's kernels of this CPU. */
 #include "choose.cu"
 #include "scores.cu"
+#include "scores_rows.cu"
 
 extern "C" {
 
@@ -10,6 +11,12 @@ const char *indexer_error(void) { return ""; }
 int indexer_scores(const indexer_step *step, const indexer_scores_args *args, void *) {
     using namespace indexer;
     const dim3 grid = {static_cast<unsigned>(step->requests * args->parts), static_cast<unsigned>(args->splits), 1};
+    if (args->group > 1) {
+        const auto kernel = args->held == 1 ? rows_at_once<1> : rows_at_once<3>;
+        const int warps = args->held == 1 ? TEAM<1> : TEAM<3>;
+        emulated::run(32 * warps, grid, [=] { kernel(*step, *args); }, begin_memory);
+        return CALL_OK;
+    }
     emulated::run(THREADS, grid, [=] {
         if (args->chosen)
             one_row<true>(*step, *args);

@@ -174,6 +174,19 @@ def test_equal_scores(workspace: Tensor) -> None:
     assert (final == right).all()
 
 
+@pytest.mark.parametrize("rows", [8, 33, 256])
+def test_rows_at_once(rows: int, workspace: Tensor) -> None:
+    """However many of a request's rows the library scores at once, prompts' too: the same choice,
+    near ties and all, for each row's sums are added in the same order."""
+    case = cases.make(ragged(rows, 30000), padding=3, seed=rows, device=GPU)
+    one = Tuning(enough=0, prompt_width=0, together=1)
+    right = run(case, workspace, tuning=one)
+    assert not cases.wrong(case, right, COUNT, exact=False)
+    for together, held in ((2, 3), (3, 1), (4, 3), (4, 1), (8, 3), (8, 1)):
+        tuning = replace(one, together=together, held=held)
+        assert torch.equal(run(case, workspace, tuning=tuning), right), (together, held)
+
+
 @pytest.mark.parametrize("length", [16385, 22498, 30003, 131071])
 def test_scores_below_zero(length: int, workspace: Tensor) -> None:
     """Nothing that is not there goes before them, whatever a request's last quad holds."""

@@ -28,6 +28,9 @@ int check(const indexer_scores_args &a) {
     if (a.states < 32 || (a.states & (a.states - 1)))
         return refuse("pages of %d keys; a power of two, 32 at least", a.states);
     if (a.fan != 8 && a.fan != 16) return refuse("the best of %d; 8 or 16", a.fan);
+    if (a.group < 1 || a.group > INDEXER_MOST_ROWS || (a.chosen && a.group > 1))
+        return refuse("%d rows at once; 1 to %d, of candidates one", a.group, INDEXER_MOST_ROWS);
+    if (a.held < 1 || a.held > 3) return refuse("%d CTAs on a multiprocessor; 1 to 3", a.held);
     if (a.parts < 1 || a.splits < 1 || a.splits > 65535)
         return refuse("%d parts, %d splits", a.parts, a.splits);
     return CALL_OK;
@@ -60,7 +63,8 @@ const char *indexer_error(void) { return message; }
 int indexer_scores(const indexer_step *step, const indexer_scores_args *args, void *stream) {
     if (const int status = check(*step)) return status;
     if (const int status = check(*args)) return status;
-    return done(launch_scores(*step, *args, static_cast<cudaStream_t>(stream)), "the indexer's scores");
+    const auto launch = args->group > 1 ? launch_rows : launch_scores;
+    return done(launch(*step, *args, static_cast<cudaStream_t>(stream)), "the indexer's scores");
 }
 
 int indexer_choose(const indexer_step *step, const indexer_choose_args *args, void *stream) {

@@ -9,9 +9,10 @@
 
 #include "../common/call.h"
 
-#define INDEXER_ABI 1
+#define INDEXER_ABI 2
 
 #define INDEXER_HEADS 32
+#define INDEXER_MOST_ROWS 8
 #define INDEXER_MOST_CHOSEN 2048
 #define INDEXER_DIRECT 16384
 #define INDEXER_MOST_ENTRIES 131072
@@ -49,8 +50,10 @@ typedef struct {
     int64_t chosen_row;
     int32_t chosen_count;
     int32_t blocks, states, fan; /* pages of the cache; keys of one: a multiple of 32; 8 or 16 */
-    int32_t parts;               /* CTAs that share a request's rows, one at a time */
-    int32_t splits;              /* CTAs that share a row's keys */
+    int32_t group;               /* rows of a request that a CTA scores at once: 1 to 8; of candidates 1 */
+    int32_t held;                /* CTAs that score several rows which a multiprocessor is to hold: 1 (large) to 3 */
+    int32_t parts;               /* CTAs that share a request's rows, a group after the other */
+    int32_t splits;              /* CTAs that share their keys, and of a group whose keys are few its rows */
 } indexer_scores_args;
 
 typedef struct {

@@ -1,6 +1,6 @@
 /* The best of a row's values, a CTA a row: positions by their scores, candidate blocks by their best,
  * positions of candidate blocks. Where values are many, first the blocks of `fan` whose best are best: each
- * that is not chosen has nothing that goes before their bests. 64 registers; 46.5 KB of shared memory. */
+ * that is not chosen has nothing that goes before their bests. 64 registers; 47 KB of shared memory. */
 #include "../common/launch.hpp"
 #include "../common/ptx.cuh"
 #include "launch.hpp"
@@ -18,6 +18,7 @@ constexpr uint4 NOTHING = {NONE, NONE, NONE, NONE};
 
 __device__ __forceinline__ void hold(Held<QUADS> &held, const float *values, int n, int apart) {
     float4 v[QUADS];
+    held.n = n;
 #pragma unroll
     for (int c = 0; c < QUADS; ++c) {
         const int quad = c * CHOOSERS + static_cast<int>(threadIdx.x);
@@ -35,6 +36,7 @@ __device__ __forceinline__ void hold(Held<QUADS> &held, const float *values, int
 __device__ __forceinline__ void gather(Held<QUADS> &held, const Shared &s, const float *values, int picked, int shift,
                                        int entries) {
     float4 v[QUADS];
+    held.n = picked << shift;
     int from[QUADS]; /* the quad; entries: none */
 #pragma unroll
     for (int c = 0; c < QUADS; ++c) {

@@ -18,8 +18,7 @@ struct Shared {
     uint32_t counts[BINS];
     uint32_t bits[MOST_WORDS], ties[MOST_WORDS];
     int32_t blocks[ROOM];
-    uint32_t keys[FEW];
-    int32_t places[FEW];
+    uint64_t list[FEW]; /* see `listed_as` */
     uint32_t groups[32], least[32], most[32], sums[32];
     int32_t bin, beyond, inside, listed;
 };
@@ -50,39 +49,43 @@ __device__ __forceinline__ float4 read(const float *values, int quad) {
     return __ldcg(reinterpret_cast<const float4 *>(values) + quad);
 }
 
-/* Values that stay in registers: quad c * CHOOSERS + thread is quads[c]. */
+/* Values that stay in registers: quad c * CHOOSERS + thread is quads[c], of the first `n`. */
 template <int QUADS>
 struct Held {
     uint4 quads[QUADS];
+    int n;
 
     template <typename Do>
     __device__ __forceinline__ void each(Do &&work) const {
 #pragma unroll
-        for (int c = 0; c < QUADS; ++c) work(c * CHOOSERS + static_cast<int>(threadIdx.x), quads[c]);
+        for (int c = 0; c < QUADS; ++c)
+            if (4 * c * CHOOSERS < n) work(c * CHOOSERS + static_cast<int>(threadIdx.x), quads[c]);
     }
 };
 
-/* Values that are read each time. */
+/* Values that are read each time; `work` is called by whole warps, as of those that are held. */
 struct Streamed {
     const float *values;
     int n, apart;
 
     template <typename Do>
     __device__ __forceinline__ void each(Do &&work) const {
-        const int all = (n + 3) / 4;
-        for (int begin = static_cast<int>(threadIdx.x); begin < all; begin += 5 * CHOOSERS) {
+        const int all = (n + 3) / 4, lane = static_cast<int>(threadIdx.x) & 31;
+        for (int begin = static_cast<int>(threadIdx.x); begin - lane < all; begin += 5 * CHOOSERS) {
             float4 v[5];
 #pragma unroll
             for (int c = 0; c < 5; ++c)
                 if (begin + c * CHOOSERS < all) v[c] = read(values, begin + c * CHOOSERS);
 #pragma unroll
-            for (int c = 0; c < 5; ++c)
-                if (begin + c * CHOOSERS < all) work(begin + c * CHOOSERS, keys_of(v[c], begin + c * CHOOSERS, n, apart));
+            for (int c = 0; c < 5; ++c) {
+                const int quad = begin + c * CHOOSERS;
+                if (quad - lane < all) work(quad, quad < all ? keys_of(v[c], quad, n, apart) : uint4{NONE, NONE, NONE, NONE});
+            }
         }
     }
 };
 
-/* Of every thread's number, the sum of those before it. */
+/* Of every thread's number, the sum of those before it. A barrier must lie between two of these. */
 __device__ __forceinline__ uint32_t before(Shared &s, uint32_t mine, uint32_t &total) {
     const int lane = static_cast<int>(threadIdx.x) & 31, warp = static_cast<int>(threadIdx.x) >> 5;
     uint32_t upto = mine;
@@ -96,7 +99,6 @@ __device__ __forceinline__ uint32_t before(Shared &s, uint32_t mine, uint32_t &t
     const uint32_t each = s.sums[lane];
     total = __reduce_add_sync(ALL, each);
     const uint32_t earlier = __reduce_add_sync(ALL, lane < warp ? each : 0u);
-    __syncthreads();
     return earlier + upto - mine;
 }
 
@@ -121,6 +123,27 @@ __device__ __forceinline__ void mark(uint32_t *bits, int quad, uint32_t which) {
     if (which) atomicOr(bits + quad / 8, which << (quad % 8 * 4));
 }
 
+/* A key and its place as one number: the larger goes first, of equals the first. */
+__device__ __forceinline__ uint64_t listed_as(uint32_t key, int place) {
+    return static_cast<uint64_t>(key) << 32 | ~static_cast<uint32_t>(place);
+}
+__device__ __forceinline__ int place_of(uint64_t listed) { return static_cast<int>(~static_cast<uint32_t>(listed)); }
+
+/* Those of a warp's quads that `which` names, to the list; one atomic a warp. */
+__device__ __forceinline__ void list(Shared &s, uint4 k, int quad, uint32_t which) {
+    if (!__any_sync(ALL, which != 0)) return;
+    const int lane = static_cast<int>(threadIdx.x) & 31, mine = __popc(which);
+    const uint32_t ones = __ballot_sync(ALL, mine & 1), twos = __ballot_sync(ALL, mine & 2),
+                   fours = __ballot_sync(ALL, mine & 4), earlier = (1u << lane) - 1;
+    int at = 0;
+    if (lane == 0) at = atomicAdd(&s.listed, __popc(ones) + 2 * __popc(twos) + 4 * __popc(fours));
+    at = __shfl_sync(ALL, at, 0) + __popc(ones & earlier) + 2 * __popc(twos & earlier) + 4 * __popc(fours & earlier);
+    for (uint32_t left = which; left; left &= left - 1) {
+        const int j = __ffs(left) - 1;
+        s.list[at++] = listed_as(j == 0 ? k.x : j == 1 ? k.y : j == 2 ? k.z : k.w, 4 * quad + j);
+    }
+}
+
 /* Nothing marked, nothing counted, for `words` words of places; before the next barrier. */
 __device__ __forceinline__ void clear(Shared &s, int words) {
     const int tid = static_cast<int>(threadIdx.x);
@@ -134,21 +157,25 @@ template <typename From>
 __device__ __forceinline__ Range bounds(Shared &s, const From &from, int count) {
     const int tid = static_cast<int>(threadIdx.x), lane = tid & 31, warp = tid >> 5;
     uint4 top = {NONE, NONE, NONE, NONE};
-    uint32_t lowest = ALL; /* above NONE */
-    from.each([&](int, uint4 k) {
-        top = {max(top.x, k.x), max(top.y, k.y), max(top.z, k.z), max(top.w, k.w)};
-        lowest = min(lowest, min(min(k.x - (NONE + 1), k.y - (NONE + 1)), min(k.z - (NONE + 1), k.w - (NONE + 1))));
-    });
+    from.each([&](int, uint4 k) { top = {max(top.x, k.x), max(top.y, k.y), max(top.z, k.z), max(top.w, k.w)}; });
     const uint32_t two = max(top.x, top.y), more = max(top.z, top.w), mine = max(two, more);
     uint32_t group = count > CHOOSERS ? min(two, more) : mine;
     if (count <= CHOOSERS / 2) group = max(group, __shfl_xor_sync(ALL, group, 1));
     group = __reduce_min_sync(ALL, group);
-    lowest = __reduce_min_sync(ALL, lowest);
     const uint32_t highest = __reduce_max_sync(ALL, mine);
-    if (lane == 0) s.groups[warp] = group, s.least[warp] = lowest, s.most[warp] = highest;
+    if (lane == 0) s.groups[warp] = group, s.most[warp] = highest;
     __syncthreads();
     Range found{__reduce_min_sync(ALL, s.groups[lane]), __reduce_max_sync(ALL, s.most[lane])};
-    if (found.lo <= NONE) found.lo = __reduce_min_sync(ALL, s.least[lane]) + (NONE + 1);
+    if (found.lo <= NONE) { /* of all threads: too few values for so many groups, so that all may be chosen */
+        uint32_t lowest = ALL; /* above NONE */
+        from.each([&](int, uint4 k) {
+            lowest = min(lowest, min(min(k.x - (NONE + 1), k.y - (NONE + 1)), min(k.z - (NONE + 1), k.w - (NONE + 1))));
+        });
+        lowest = __reduce_min_sync(ALL, lowest);
+        if (lane == 0) s.least[warp] = lowest;
+        __syncthreads();
+        found.lo = __reduce_min_sync(ALL, s.least[lane]) + (NONE + 1);
+    }
     return found;
 }
 
@@ -193,20 +220,26 @@ __device__ uint32_t choose_best(Shared &s, const From &from, int n, int count, i
             from.each([&](int quad, uint4 k) {
                 mark(s.bits, quad, nibble(k, [&](uint32_t key) { return key > hi; }));
                 const uint32_t last = nibble(k, [&](uint32_t key) { return key >= lo && key <= hi; });
-                if (!few) mark(s.ties, quad, last);
-                for (uint32_t left = few ? last : 0u; left; left &= left - 1) {
-                    const int j = __ffs(left) - 1, at = atomicAdd(&s.listed, 1);
-                    s.keys[at] = j == 0 ? k.x : j == 1 ? k.y : j == 2 ? k.z : k.w;
-                    s.places[at] = 4 * quad + j;
-                }
+                if (few)
+                    list(s, k, quad, last);
+                else
+                    mark(s.ties, quad, last);
             });
             __syncthreads();
-            if (few && tid < inside) {
-                const uint32_t key = s.keys[tid];
-                const int place = s.places[tid];
-                int rank = 0;
-                for (int i = 0; i < inside; ++i) rank += s.keys[i] > key || (s.keys[i] == key && s.places[i] < place);
-                if (rank < count - beyond) atomicOr(&s.bits[place / 32], 1u << (place % 32));
+            if (few) {
+                constexpr int SHARE = CHOOSERS / FEW; /* threads that hold one of the list against the others */
+                const int which = tid / SHARE;
+                if (which - which % (32 / SHARE) < inside) {
+                    const uint64_t mine = s.list[which];
+                    int rank = 0;
+#pragma unroll 4
+                    for (int i = tid % SHARE; i < inside; i += SHARE) rank += s.list[i] > mine;
+#pragma unroll
+                    for (int by = 1; by < SHARE; by *= 2) rank += __shfl_xor_sync(ALL, rank, by);
+                    const int place = place_of(mine);
+                    if (which < inside && tid % SHARE == 0 && rank < count - beyond)
+                        atomicOr(&s.bits[place / 32], 1u << (place % 32));
+                }
             }
             if (!few)
                 in_turn(s, s.ties, words, [&](int rank, int place) {

@@ -103,12 +103,13 @@ def _block(hidden: int, most: int) -> int:
 
 
 def one_launch(tokens: int, hidden: int) -> OneLaunch:
-    """Two steps a program, whose loads are under way at once. More rows: larger programs, so that
-    the last to arrive has fewer shares to add."""
-    few = tokens <= 8
-    block = _block(hidden, 32 if few else 64)
-    each = 2 * block if hidden % (2 * block) == 0 else block
-    return OneLaunch(8 if few else 16, MIXES, hidden // each, block, 4)
+    """Two or four steps a program, whose loads are under way at once. More rows: larger programs, so
+    that the last to arrive has fewer shares to add."""
+    rows = 4 if tokens <= 4 else 8 if tokens <= 16 else 16
+    block = _block(hidden, 64 if rows == 16 else 32)
+    wanted = 4 if 8 < tokens <= 16 else 2
+    steps = next(n for n in (wanted, 2, 1) if hidden % (n * block) == 0)
+    return OneLaunch(rows, MIXES, hidden // (steps * block), block, 4, loads=max(3, steps + 1))
 
 
 def two_launches(tokens: int, hidden: int) -> TwoLaunches:

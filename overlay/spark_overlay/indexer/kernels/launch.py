@@ -20,6 +20,7 @@ from spark_overlay.indexer.kernels import launch_cuda, logits, select
 from spark_overlay.indexer.kernels.sizes import (
     DENSE,
     MOST,
+    NEVER,
     Plan,
     Tuning,
     group_for,
@@ -115,12 +116,16 @@ class Selection:
         if candidates is not None:
             candidates = replace(candidates, chosen=candidates.chosen[:1])
         most = step.table.shape[1] * cache.shape[1] * self.ratio
-        groups = [group for group in DENSE if group <= self.tuning.group]
+        # Rows of a request: each group of Triton's scores, and a prompt's. Few are Triton's, too.
+        more = launch_cuda.DECODED + 1
+        rows = [*(group for group in DENSE if group <= self.tuning.group), more]
+        triton_scores = with_tuning(self, enough=NEVER, prompt_width=NEVER)
         # Lengths on either side of each size that a choice knows.
         bounds = sorted({most, *(1 << n for n in range(most.bit_length()))})
-        for longest, bound in [*((1, n) for n in bounds), *((n, most) for n in groups)]:
+        for longest, bound in [*((1, n) for n in bounds), *((n, most) for n in rows)]:
             some = replace(step, longest=longest, bound=bound)
-            self(q[:1], weights[:1], cache, some, final[:1], candidates)
+            for layer in (self, triton_scores):
+                layer(q[:1], weights[:1], cache, some, final[:1], candidates)
 
     def _check(self, q: Tensor, weights: Tensor, cache: Tensor, final: Tensor) -> None:
         if q.shape[-1] != KEY_DIM or q.element_size() != 1 or not q.is_contiguous():
@@ -172,7 +177,7 @@ class Selection:
         by_library = self.tuning.library and launch_cuda.serves(
             q, cache, step, width, self.count, fan, candidates
         )
-        scored_by_library = by_library and launch_cuda.scores_too(step, limited)
+        scored_by_library = by_library and launch_cuda.scores_too(step, limited, width, self.tuning)
         used = plan(scored, fan)
         at_once = self.workspace.numel() // used.numbers
         if not at_once:
@@ -184,7 +189,8 @@ class Selection:
         for first in range(0, total, at_once):
             last = min(first + at_once, total)
             parts = self._parts(used, last - first)
-            rows = Rows(step, first, last, width, *parts, by_library, scored_by_library)
+            early = by_library and not limited and self._early(step, q.device)
+            rows = Rows(step, first, last, width, *parts, by_library, scored_by_library, early)
             if limited:
                 assert candidates is not None
                 self._candidate_scores(q, weights, cache, rows, candidates, fan)
@@ -207,6 +213,13 @@ class Selection:
         scores, tops, lists = found
         return scores.view(torch.float32), tops.view(torch.float32), lists
 
+    def _early(self, step: Step, device: torch.device) -> bool:
+        """Of a prompt's rows each would hold a multiprocessor's room while it waits."""
+        few = step.longest <= launch_cuda.DECODED
+        if not (self.tuning.early and few and device.type == "cuda"):
+            return False
+        return torch.cuda.get_device_capability(device) >= (9, 0)
+
     def _splits(self, programs: int, width: int, keys: int, device: torch.device) -> int:
         """Programs that share one row's keys."""
         wanted = -(-self.tuning.waves * multiprocessors(device) // programs)
@@ -214,7 +227,9 @@ class Selection:
 
     def _scores(self, q: Tensor, weights: Tensor, cache: Tensor, rows: Rows, fan: int) -> None:
         if rows.scored_by_library:
-            launch_cuda.scores(q, weights, cache, rows, fan, self.ratio, multiprocessors(q.device))
+            size = multiprocessors(q.device)
+            how = (self.tuning.together, self.tuning.held)
+            launch_cuda.scores(q, weights, cache, rows, fan, self.ratio, size, *how)
             return
         tuning, step = self.tuning, rows.step
         group = group_for(step.longest, tuning.group)
@@ -249,6 +264,7 @@ class Selection:
             KEYS=keys,
             FAN=fan,
             PACKED=q.is_cuda,
+            EARLY=rows.early,
             num_warps=tuning.warps or warps,
             num_stages=tuning.stages or stages,
         )
@@ -263,8 +279,9 @@ class Selection:
         fan: int,
     ) -> None:
         if rows.scored_by_library:
+            size = multiprocessors(q.device)
             launch_cuda.scores(
-                q, weights, cache, rows, fan, self.ratio, multiprocessors(q.device), candidates
+                q, weights, cache, rows, fan, self.ratio, size, candidates=candidates
             )
             return
         tuning, step, chosen = self.tuning, rows.step, candidates.chosen
@@ -373,6 +390,7 @@ class Rows:
     lists: Tensor
     by_library: bool = False  # chosen of
     scored_by_library: bool = False
+    early: bool = False  # the choice starts while Triton's scores end
 
 
 def with_tuning(selection: Selection, **changes: Any) -> Selection:

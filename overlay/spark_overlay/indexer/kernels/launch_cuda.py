@@ -1,12 +1,14 @@
 """The launches of one call by the CUDA library: the same results as Triton's kernels.
 
-The library chooses; it scores where a request has one row, and candidates of a decode step. Of
-several rows that share their keys Triton's scores are as fast, and of a prompt's faster. Triton's
-also take what the library does not: other numbers of heads, pages it cannot read, longer contexts.
+The library chooses; it makes the scores, too, a request's rows at once where they share their keys.
+Triton makes those that ``Tuning`` leaves it (of several rows where they are few) and what the
+library does not take: other numbers of heads, pages it cannot read, longer contexts.
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from functools import cache
 from typing import TYPE_CHECKING
 
 import torch
@@ -17,9 +19,14 @@ from spark_overlay.indexer.kernels.library import ChooseArgs, ScoresArgs, StepAr
 
 if TYPE_CHECKING:
     from spark_overlay.indexer.kernels.launch import Candidates, Rows, Step
+    from spark_overlay.indexer.kernels.sizes import Tuning
 
 KEYS, WARPS = 32, 4  # keys of a warp, warps of a CTA
-CTAS, CANDIDATE_CTAS = 3, 2  # that a multiprocessor holds at once
+CTAS, CANDIDATE_CTAS = 3, 2  # that a multiprocessor holds at once, by registers
+#: Bytes of shared memory of a CTA that scores several rows: CUDA's, a warp's keys', a row's.
+RESERVED, STAGE, ROW = 1024, 4096, 8336
+#: Rows at once that are worth a CTA less on a multiprocessor: keys are made fp16 once for all.
+ENOUGH = 4
 POSITIONS_MOST, CANDIDATE_SIZE = 512, 8
 #: Rows of a request in a decode step, at most.
 DECODED = 8
@@ -53,9 +60,68 @@ def serves(
     return pages and aligned and few
 
 
-def scores_too(step: Step, limited: bool) -> bool:
-    """Whether of a call that the library serves it makes the scores, too."""
-    return step.longest <= (DECODED if limited else 1)
+def scores_too(step: Step, limited: bool, width: int, tuning: Tuning) -> bool:
+    """Whether of a call that the library serves it makes the scores, too: of candidates those of
+    a decode step; over all ``width`` positions what ``tuning`` says."""
+    if limited:
+        return step.longest <= DECODED
+    if step.longest > DECODED:
+        return width >= tuning.prompt_width
+    scores = (step.starts.shape[0] - 1) * step.longest * width
+    return step.longest == 1 or scores >= tuning.enough
+
+
+@dataclass(frozen=True)
+class Shares:
+    """How CTAs share a request's rows and keys: see csrc/indexer/api.h."""
+
+    group: int
+    held: int
+    parts: int
+    splits: int  # where they are more than the keys give work to, they share a group's rows, too
+
+
+def shares(
+    requests: int,
+    rows: int,
+    longest: int,
+    width: int,
+    together: int,
+    held: int,
+    multiprocessors: int,
+    shared: int,
+) -> Shares:
+    """Of scores of ``rows`` rows, at most ``longest`` of a request and ``together`` at once, over
+    at most ``width`` positions; ``shared``: bytes of shared memory of a multiprocessor, which is
+    to hold ``held`` CTAs that take several rows."""
+    longest = max(1, min(longest, rows))
+    warps = WARPS
+    wanted = max(1, min(longest, together, library.MOST_ROWS))
+    ctas, group = CTAS, wanted
+    if wanted > 1:
+        warps = 3 * WARPS if held == 1 else WARPS
+        used = RESERVED + warps * STAGE
+        room = {n: (shared // n - used) // ROW for n in range(held, 0, -1)}
+        ctas = next((n for n in room if room[n] >= min(wanted, ENOUGH)), 1)
+        group = max(1, min(wanted, room[ctas]))
+    parts = -(-longest // group)
+    group = -(-longest // parts)  # as many each
+    # Groups that have rows, at most: not every request has as many as the longest.
+    groups = min(requests * parts, requests + rows // group)
+    slots = ctas * multiprocessors
+    most = max(1, min(-(-width // (KEYS * warps)) * group, 65535))
+    few = max(1, slots // groups)
+    # As near below a whole number of rounds as a few more of them come.
+    splits = min(range(few, few + 8), key=lambda n: -(-groups * n // slots) / n)
+    return Shares(group, 1 if warps > WARPS else CTAS, parts, min(splits, most))
+
+
+@cache
+def shared_memory(device: torch.device) -> int:
+    """Bytes that the CTAs of a multiprocessor share."""
+    if device.type != "cuda":
+        return 100 << 10  # the least that a GPU has which the library is for
+    return int(torch.cuda.get_device_properties(device).shared_memory_per_multiprocessor)
 
 
 def step_of(rows: Rows, ratio: int) -> StepArgs:
@@ -80,18 +146,23 @@ def scores(
     fan: int,
     ratio: int,
     multiprocessors: int,
+    together: int = 1,
+    held: int = CTAS,
     candidates: Candidates | None = None,
 ) -> None:
-    """Fill ``rows.scores`` and ``rows.tops``: of all positions, or of ``candidates``."""
+    """Fill ``rows.scores`` and ``rows.tops``: of all positions, ``together`` rows of a request at
+    once at most by ``held`` CTAs of a multiprocessor, or of ``candidates``."""
     step = rows.step
     requests = step.starts.shape[0] - 1
-    parts = max(step.longest, 1)
-    width = rows.width
-    if candidates is not None:
+    if candidates is None:
+        count, shared = rows.last - rows.first, shared_memory(q.device)
+        chip = (multiprocessors, shared)
+        by = shares(requests, count, step.longest, rows.width, together, held, *chip)
+    else:
+        parts = max(step.longest, 1)
+        wanted = CANDIDATE_CTAS * multiprocessors // (requests * parts)
         width = candidates.chosen.shape[1] * candidates.size
-    ctas = CTAS if candidates is None else CANDIDATE_CTAS
-    wanted = ctas * multiprocessors // (requests * parts)
-    splits = max(1, min(wanted, -(-width // (KEYS * WARPS)), 65535))
+        by = Shares(1, CTAS, parts, max(1, min(wanted, -(-width // (KEYS * WARPS)), 65535)))
     args = ScoresArgs(
         q=q.data_ptr(),
         weights=weights.data_ptr(),
@@ -106,8 +177,10 @@ def scores(
         blocks=cache.shape[0],
         states=cache.shape[1],
         fan=fan,
-        parts=parts,
-        splits=splits,
+        group=by.group,
+        held=by.held,
+        parts=by.parts,
+        splits=by.splits,
     )
     if candidates is not None:
         args.chosen, args.chosen_row = candidates.chosen.data_ptr(), candidates.chosen.stride(0)
@@ -127,6 +200,7 @@ def choose(
     candidates: Candidates | None,
 ) -> None:
     """The best of each row's values, at most ``entries``, to ``final``."""
+    few = rows.step.longest <= DECODED  # a prompt's choice would hold room while it waits
     values = rows.tops if kind == select.BLOCKS.value else rows.scores
     args = ChooseArgs(
         values=values.data_ptr(),
@@ -140,7 +214,7 @@ def choose(
         fan=fan,
         size=1 if candidates is None else candidates.size,
         entries=entries,
-        early=rows.scored_by_library,
+        early=(rows.scored_by_library and few) or rows.early,
     )
     if candidates is not None:
         args.chosen, args.chosen_row = candidates.chosen.data_ptr(), candidates.chosen.stride(0)

@@ -13,8 +13,8 @@ from spark_overlay.native_library import CudaLibrary, chosen
 LIBRARY = Path(__file__).resolve().parents[1] / "_cuda.so"
 #: Another build of it, for a GPU the installed one is not for.
 OVERRIDE = "SPARK_INDEXER_LIBRARY"
-ABI = 1
-HEADS, MOST_CHOSEN, DIRECT, MOST_ENTRIES = 32, 2048, 16384, 131072
+ABI = 2
+HEADS, MOST_ROWS, MOST_CHOSEN, DIRECT, MOST_ENTRIES = 32, 8, 2048, 16384, 131072
 
 
 class IndexerCudaError(RuntimeError):
@@ -56,6 +56,8 @@ class ScoresArgs(ctypes.Structure):
         ("blocks", c_int32),
         ("states", c_int32),
         ("fan", c_int32),
+        ("group", c_int32),
+        ("held", c_int32),
         ("parts", c_int32),
         ("splits", c_int32),
     )

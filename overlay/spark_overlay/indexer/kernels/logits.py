@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import triton
 import triton.language as tl
+from triton.language.extra.cuda import gdc_launch_dependents
 
 from spark_overlay.indexer.kernels.e4m3 import UNDO, halves
 
@@ -105,9 +106,12 @@ def dense_logits(
     KEYS: tl.constexpr,
     FAN: tl.constexpr,
     PACKED: tl.constexpr,
+    EARLY: tl.constexpr = False,
 ):
     """Scores of rows ``first_row .. rows`` over every key they see, row ``i`` at
     ``out[i - first_row]``, and (``FAN`` > 0) in ``tops`` the best of every ``FAN`` of them."""
+    if EARLY:  # the choice may start, and waits for the scores itself
+        gdc_launch_dependents()
     first = first_row + tl.program_id(0) * GROUP
     row = first + tl.arange(0, GROUP)
     # Asked for at once: what they depend on is known on the host.

@@ -13,6 +13,8 @@ ROUNDED = 32
 LINE = select.LINE.value
 #: Values that a step of a choice looks at, at most: 32 a thread.
 MOST = 16384
+#: More scores or positions than there can be.
+NEVER = 1 << 60
 #: Keys, warps and stages of the dense scores by rows that a program takes, as measured on an H200;
 #: shared memory fits every GPU's 99 KB.
 DENSE = {1: (128, 4, 5), 2: (128, 4, 2), 4: (128, 4, 2), 8: (64, 4, 3)}
@@ -38,6 +40,13 @@ class Tuning:
     last: int = 8192
     choice_warps: int = 16
     library: bool = True  # the CUDA library where it is and can
+    early: bool = True  # its choice starts while Triton's scores end, from sm_90 on
+    # Dense scores of several rows are the library's from so many of a decode step on (all
+    # requests'), a prompt's from so many positions on. The host knows upper bounds of both.
+    enough: int = 1 << 19
+    prompt_width: int = 16384
+    together: int = 8  # rows of a request that its dense scores take at once, at most
+    held: int = 1  # CTAs that do so on a multiprocessor at once: a large one, or 2 or 3
 
 
 @dataclass(frozen=True)

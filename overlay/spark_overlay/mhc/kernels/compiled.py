@@ -30,7 +30,7 @@ def _of(name: str, kernel: Any, constants: dict[str, Any], warps: int) -> Compil
 def kernels() -> list[Compiled]:
     model = {"H": HIDDEN, "SOURCES": 4, "POST": True, "PRE": True, "MEAN": False}
     found = []
-    for rows in (8, 64):
+    for rows in (4, 8, 16, 64):
         one = plan.one_launch(rows, HIDDEN)
         constants = {**model, **launch.constants_of_one(one, HIDDEN, 20, 4), "NORM": True}
         found.append(_of(f"mHC one_launch {rows} rows", fused.one_launch, constants, one.warps))
