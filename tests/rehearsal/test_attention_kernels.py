@@ -156,11 +156,27 @@ def test_gather_of_ragged_requests(counts: tuple[int, ...] | None, offset: int) 
     assert torch.equal(bits(found), bits(right)) and found[0, offset : offset + most].any()
 
 
-@pytest.mark.parametrize("capability", [None, (8, 9), (9, 0), (12, 1)])
-def test_gather_starts_early_from_sm90_on(
-    capability: tuple[int, int] | None, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("capability", "asked", "does"),
+    [
+        (None, "1", False),
+        ((8, 9), "1", False),
+        ((9, 0), None, True),
+        ((9, 0), "0", False),
+        ((12, 1), None, False),
+        ((12, 1), "1", True),
+    ],
+)
+def test_where_the_gather_starts_early(
+    capability: tuple[int, int] | None,
+    asked: str | None,
+    does: bool,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     given: dict[str, Any] = {}
+    monkeypatch.delenv(early.ASKED, raising=False)
+    if asked is not None:
+        monkeypatch.setenv(early.ASKED, asked)
     device = torch.device("cpu" if capability is None else "cuda:7")
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: capability)
     monkeypatch.setattr(early, "starts_early", early.starts_early.__wrapped__)
@@ -171,10 +187,7 @@ def test_gather_starts_early_from_sm90_on(
     records.gather(out, cache, one, None, table)
     named = {"EARLY": True, "launch_pdl": True}
     assert given["ROWS"] == records.ROWS
-    if capability is not None and capability >= (9, 0):
-        assert named.items() <= given.items()
-    else:
-        assert not named.keys() & given.keys()
+    assert named.items() <= given.items() if does else not named.keys() & given.keys()
 
 
 def combined(ratio: int) -> tuple[Any, ...]:

@@ -74,7 +74,7 @@ int attention_sparse(const attention_args *args, void *stream) {
     const auto at = static_cast<cudaStream_t>(stream);
     if (a.many) return done(launch_many(p, at), "sparse attention of many tokens");
     if (const int status = done(launch_attend(p, a.keys, a.heads > 16, at), "sparse attention")) return status;
-    return a.splits > 1 ? done(launch_reduce(p, major_capability() >= 9, at), "its reduction") : CALL_OK;
+    return a.splits > 1 ? done(launch_reduce(p, starts_early(), at), "its reduction") : CALL_OK;
 }
 
 } // extern "C"

@@ -3,6 +3,8 @@
 
 #include <cuda_runtime.h>
 
+#include <cstdlib>
+
 namespace call {
 
 /* Of the current GPU. */
@@ -16,6 +18,15 @@ inline cudaError_t attribute_of_gpu(cudaDeviceAttr which, int &value) {
 inline int major_capability() {
     int major = 0;
     return attribute_of_gpu(cudaDevAttrComputeCapabilityMajor, major) == cudaSuccess ? major : 0;
+}
+
+/* Whether launches start before what is in front of them has ended (spark_overlay/early.py has the same
+ * rule). Measured on sm_90; sm_100 is its like. On sm_120 others saw captures of graphs fail with it: not
+ * there, unless SPARK_EARLY_STARTS=1 asks for it; 0 forbids it. Read once. */
+inline bool starts_early() {
+    static const char *const asked = std::getenv("SPARK_EARLY_STARTS");
+    const int major = major_capability();
+    return asked ? major >= 9 && asked[0] == '1' : major == 9 || major == 10;
 }
 
 /* More than 48 KB of dynamic shared memory must be asked for. */

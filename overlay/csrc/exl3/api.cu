@@ -16,14 +16,6 @@ bool legal_rate(int k2, int codebook) {
     return k2 >= 2 && k2 <= 16;
 }
 
-/* Whether launches start before what is in front of them has ended. Measured on sm_90; sm_100 is its
- * like. On sm_120 others saw captures of graphs fail with it: not there, unless it is asked for. */
-bool starts_early() {
-    static const char *const asked = std::getenv("SPARK_EXL3_EARLY");
-    const int major = call::major_capability();
-    return asked ? major >= 9 && asked[0] == '1' : major == 9 || major == 10;
-}
-
 } // namespace exl3
 
 namespace {

@@ -8,8 +8,8 @@
  * Programmatic dependent launch: on GPUs of 9.x and 10.x a launch may start while the kernel before it
  * on the stream ends, and lets the next one do so; it waits for that end before it touches inputs,
  * outputs or scratch. Weights (trellis), scales and tables it may read before: whatever writes those
- * must not be the kernel directly in front of it. SPARK_EXL3_EARLY=0 or 1 in the environment, read
- * once, forbids early starts or asks for them on 12.x, too.
+ * must not be the kernel directly in front of it. SPARK_EARLY_STARTS: see
+ * common/launch.hpp.
  *
  * A status other than CALL_OK means nothing was launched (or CUDA refused the launch);
  * exl3_error() says what was found and what was needed.

@@ -11,7 +11,6 @@ struct DenseLaunch;
 struct ExpertsLaunch;
 
 /* Whether launches on this GPU may start before what is in front of them has ended (api.h). */
-bool starts_early();
 
 /* nb: 1 (passes of 8 rows) or 2 (16). `bytes` of dynamic shared memory. */
 cudaError_t launch_dense(const DenseLaunch &p, int nb, int ctas, int bytes, bool early, cudaStream_t stream);

@@ -70,7 +70,8 @@ int indexer_scores(const indexer_step *step, const indexer_scores_args *args, vo
 int indexer_choose(const indexer_step *step, const indexer_choose_args *args, void *stream) {
     if (const int status = check(*step)) return status;
     if (const int status = check(*args)) return status;
-    return done(launch_choose(*step, *args, args->early && major_capability() >= 9, static_cast<cudaStream_t>(stream)), "the indexer's choice");
+    const bool early = args->early && starts_early();
+    return done(launch_choose(*step, *args, early, static_cast<cudaStream_t>(stream)), "the indexer's choice");
 }
 
 } // extern "C"

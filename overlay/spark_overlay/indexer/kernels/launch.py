@@ -15,6 +15,7 @@ import torch
 import triton
 from torch import Tensor
 
+from spark_overlay.early import starts_early
 from spark_overlay.indexer.format import KEY_DIM, STATE_BYTES
 from spark_overlay.indexer.kernels import launch_cuda, logits, select
 from spark_overlay.indexer.kernels.sizes import (
@@ -216,9 +217,7 @@ class Selection:
     def _early(self, step: Step, device: torch.device) -> bool:
         """Of a prompt's rows each would hold a multiprocessor's room while it waits."""
         few = step.longest <= launch_cuda.DECODED
-        if not (self.tuning.early and few and device.type == "cuda"):
-            return False
-        return torch.cuda.get_device_capability(device) >= (9, 0)
+        return self.tuning.early and few and starts_early(device)
 
     def _splits(self, programs: int, width: int, keys: int, device: torch.device) -> int:
         """Programs that share one row's keys."""
