@@ -5,8 +5,8 @@ A Triton kernel for it has ``EARLY: tl.constexpr = False``, and where that is se
 before the wait nothing is read that a launch writes, and nothing is written. The launch that is to
 start early itself is given ``launch_pdl=True``.
 
-Measured on SM90; SM100 is its like. On SM120 others saw captures of graphs fail with it: not there,
-unless ``SPARK_EARLY_STARTS=1`` asks for it; 0 forbids it (csrc/common/launch.hpp has the same rule).
+Measured on SM90; SM100 is its like. On SM120 others saw captures of graphs fail with it: not there
+unless ``SPARK_EARLY_STARTS=1`` asks for it; 0 forbids it. csrc/common/launch.hpp has the same rule.
 """
 
 from __future__ import annotations

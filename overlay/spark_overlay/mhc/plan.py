@@ -103,8 +103,8 @@ def _block(hidden: int, most: int) -> int:
 
 
 def one_launch(tokens: int, hidden: int) -> OneLaunch:
-    """Two or four steps a program, whose loads are under way at once. More rows: larger programs, so
-    that the last to arrive has fewer shares to add."""
+    """Two or four steps a program, whose loads are under way at once. More rows: larger programs,
+    so that the last to arrive has fewer shares to add."""
     rows = 4 if tokens <= 4 else 8 if tokens <= 16 else 16
     block = _block(hidden, 64 if rows == 16 else 32)
     wanted = 4 if 8 < tokens <= 16 else 2
