@@ -126,7 +126,8 @@ cudaError_t launch_choose(const indexer_step &step, const indexer_choose_args &a
     int room = 0;
     if (values > INDEXER_DIRECT) {
         /* As much as there is where it is too little: `entries` of a graph is the longest a row may get. */
-        if (const cudaError_t error = call::attribute_of_gpu(cudaDevAttrMaxSharedMemoryPerBlockOptin, room)) return error;
+        const cudaError_t error = call::attribute_of_gpu(cudaDevAttrMaxSharedMemoryPerBlockOptin, room);
+        if (error) return error;
         room = (room - static_cast<int>(sizeof(Shared))) / 4 / WARP_VALUES * WARP_VALUES;
         room = min(room, (values + WARP_VALUES - 1) / WARP_VALUES * WARP_VALUES);
         if (room <= INDEXER_DIRECT) room = 0; /* those are held */
