@@ -1,6 +1,8 @@
 /* The best of a row's values, a CTA a row: positions by their scores, candidate blocks by their best,
  * positions of candidate blocks. Where values are many, first the blocks of `fan` whose best are best: each
- * that is not chosen has nothing that goes before their bests. 64 registers; 47 KB of shared memory. */
+ * that is not chosen has nothing that goes before their bests. 64 registers; 47 KB of shared memory, and where
+ * values are more than registers hold (INDEXER_DIRECT) four bytes of each, if a CTA may have so many: up to
+ * 46080 values on an H200, 29696 on an A100, none where a CTA has 99 KB. Else they are read from L2 each time. */
 #include "../common/launch.hpp"
 #include "../common/ptx.cuh"
 #include "launch.hpp"
@@ -53,8 +55,10 @@ __device__ __forceinline__ void gather(Held<QUADS> &held, const Shared &s, const
     }
 }
 
+/* `room`: values whose keys dynamic shared memory has room for, a multiple of WARP_VALUES. */
 __global__ void __launch_bounds__(CHOOSERS, 1)
-    choose(const __grid_constant__ indexer_step step, const __grid_constant__ indexer_choose_args a) {
+    choose(const __grid_constant__ indexer_step step, const __grid_constant__ indexer_choose_args a, int room) {
+    extern __shared__ __align__(16) uint8_t memory[];
     __shared__ Shared s;
     let_next_start();
     const int row = step.first_row + static_cast<int>(blockIdx.x), tid = static_cast<int>(threadIdx.x);
@@ -78,19 +82,21 @@ __global__ void __launch_bounds__(CHOOSERS, 1)
     const float *first = twice ? a.tops + blockIdx.x * a.tops_row : values;
     int n = twice ? (entries + a.fan - 1) >> by : entries, picked = 0;
     Held<QUADS> held;
-    const auto best_of = [&](const auto &from) {
+    const auto best_of = [&](const auto &once, const auto &from) {
         clear(s, (n + 31) / 32);
-        const Range range = bounds(s, from, count); /* a barrier */
+        const Range range = bounds(s, once, from, count); /* a barrier */
         if (tid == 0 && newest >= 0) s.bits[newest / 32] = 1u << (newest % 32);
-        const int room = twice ? min(ROOM, INDEXER_DIRECT >> by) : count;
-        return Range{choose_best(s, from, n, count, room, range), range.hi};
+        const int most = twice ? min(ROOM, INDEXER_DIRECT >> by) : count;
+        return Range{choose_best(s, from, n, count, most, range), range.hi};
     };
     Range range;
     if (n <= INDEXER_DIRECT) {
         hold(held, first, n, newest);
-        range = best_of(held);
+        range = best_of(held, held);
     } else {
-        range = best_of(Streamed{first, n, newest});
+        const Streamed from{first, n, newest};
+        auto *kept = reinterpret_cast<uint4 *>(memory);
+        range = n <= room ? best_of(Keeping{from, kept}, Kept{kept, n}) : best_of(from, from);
     }
     if (twice) {
         picked = in_turn(s, s.bits, (n + 31) / 32, [&](int rank, int place) { s.blocks[rank] = place; });
@@ -115,7 +121,21 @@ __global__ void __launch_bounds__(CHOOSERS, 1)
 
 cudaError_t launch_choose(const indexer_step &step, const indexer_choose_args &args, bool early, cudaStream_t stream) {
     const dim3 grid(static_cast<unsigned>(step.rows - step.first_row));
-    return call::launch_early(choose, grid, CHOOSERS, 0, early, stream, step, args);
+    const bool twice = args.kind == INDEXER_POSITIONS && args.entries > INDEXER_DIRECT;
+    const int values = twice ? (args.entries + args.fan - 1) / args.fan : args.entries;
+    int room = 0;
+    if (values > INDEXER_DIRECT) {
+        /* As much as there is where it is too little: `entries` of a graph is the longest a row may get. */
+        const cudaError_t error = call::attribute_of_gpu(cudaDevAttrMaxSharedMemoryPerBlockOptin, room);
+        if (error) return error;
+        room = (room - static_cast<int>(sizeof(Shared))) / 4 / WARP_VALUES * WARP_VALUES;
+        room = min(room, (values + WARP_VALUES - 1) / WARP_VALUES * WARP_VALUES);
+        if (room <= INDEXER_DIRECT) room = 0; /* those are held */
+    }
+    const int bytes = 4 * room;
+    if (bytes)
+        if (const cudaError_t error = call::allow_shared(choose, bytes)) return error;
+    return call::launch_early(choose, grid, CHOOSERS, bytes, early, stream, step, args, room);
 }
 
 } // namespace indexer

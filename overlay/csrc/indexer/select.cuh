@@ -12,6 +12,7 @@
 namespace indexer {
 
 constexpr int CHOOSERS = 1024, BINS = 2048, FEW = 256, MOST_WORDS = 4096, ROOM = 1024;
+constexpr int WARP_VALUES = 128; /* of a warp's quads */
 constexpr uint32_t ALL = 0xffffffffu, NONE = 0x007fffffu; /* the key of -inf; every number's is more */
 
 struct Shared {
@@ -63,6 +64,22 @@ struct Held {
     }
 };
 
+/* A thread's quads of the first `all`, five under way at once: work(quad, what `get` gave, which is nothing
+ * from `all` on), by whole warps. */
+template <typename Quad, typename Get, typename Do>
+__device__ __forceinline__ void by_fives(int all, Get &&get, Do &&work) {
+    const int lane = static_cast<int>(threadIdx.x) & 31;
+    for (int begin = static_cast<int>(threadIdx.x); begin - lane < all; begin += 5 * CHOOSERS) {
+        Quad v[5];
+#pragma unroll
+        for (int c = 0; c < 5; ++c)
+            if (begin + c * CHOOSERS < all) v[c] = get(begin + c * CHOOSERS);
+#pragma unroll
+        for (int c = 0; c < 5; ++c)
+            if (begin + c * CHOOSERS - lane < all) work(begin + c * CHOOSERS, v[c]);
+    }
+}
+
 /* Values that are read each time; `work` is called by whole warps, as of those that are held. */
 struct Streamed {
     const float *values;
@@ -70,18 +87,36 @@ struct Streamed {
 
     template <typename Do>
     __device__ __forceinline__ void each(Do &&work) const {
-        const int all = (n + 3) / 4, lane = static_cast<int>(threadIdx.x) & 31;
-        for (int begin = static_cast<int>(threadIdx.x); begin - lane < all; begin += 5 * CHOOSERS) {
-            float4 v[5];
-#pragma unroll
-            for (int c = 0; c < 5; ++c)
-                if (begin + c * CHOOSERS < all) v[c] = read(values, begin + c * CHOOSERS);
-#pragma unroll
-            for (int c = 0; c < 5; ++c) {
-                const int quad = begin + c * CHOOSERS;
-                if (quad - lane < all) work(quad, quad < all ? keys_of(v[c], quad, n, apart) : uint4{NONE, NONE, NONE, NONE});
-            }
-        }
+        const int all = (n + 3) / 4;
+        by_fives<float4>(all, [&](int quad) { return read(values, quad); }, [&](int quad, const float4 &v) {
+            work(quad, quad < all ? keys_of(v, quad, n, apart) : uint4{NONE, NONE, NONE, NONE});
+        });
+    }
+};
+
+/* Keys in shared memory, whole warps of quads (WARP_VALUES): a thread reads what it wrote. */
+struct Kept {
+    const uint4 *quads;
+    int n;
+
+    template <typename Do>
+    __device__ __forceinline__ void each(Do &&work) const {
+        const int all = (n + WARP_VALUES - 1) / WARP_VALUES * 32;
+        by_fives<uint4>(all, [&](int quad) { return quads[quad]; }, work);
+    }
+};
+
+/* Values that are read once, and kept. */
+struct Keeping {
+    Streamed from;
+    uint4 *quads;
+
+    template <typename Do>
+    __device__ __forceinline__ void each(Do &&work) const {
+        from.each([&](int quad, uint4 k) {
+            quads[quad] = k;
+            work(quad, k);
+        });
     }
 };
 
@@ -152,12 +187,13 @@ __device__ __forceinline__ void clear(Shared &s, int words) {
     if (tid == 0) s.listed = 0;
 }
 
-/* From a bound that at least `count` of `from` reach (or all there are) to the largest. */
-template <typename From>
-__device__ __forceinline__ Range bounds(Shared &s, const From &from, int count) {
+/* From a bound that at least `count` of `from` reach (or all there are) to the largest. `first` is passed
+ * over once, before `from`: the same values. */
+template <typename First, typename From>
+__device__ __forceinline__ Range bounds(Shared &s, const First &first, const From &from, int count) {
     const int tid = static_cast<int>(threadIdx.x), lane = tid & 31, warp = tid >> 5;
     uint4 top = {NONE, NONE, NONE, NONE};
-    from.each([&](int, uint4 k) { top = {max(top.x, k.x), max(top.y, k.y), max(top.z, k.z), max(top.w, k.w)}; });
+    first.each([&](int, uint4 k) { top = {max(top.x, k.x), max(top.y, k.y), max(top.z, k.z), max(top.w, k.w)}; });
     const uint32_t two = max(top.x, top.y), more = max(top.z, top.w), mine = max(two, more);
     uint32_t group = count > CHOOSERS ? min(two, more) : mine;
     if (count <= CHOOSERS / 2) group = max(group, __shfl_xor_sync(ALL, group, 1));
