@@ -144,14 +144,14 @@ struct LogitsTeam {
         keep();
         ask();
         tell(0);
-        __syncthreads(); /* it is known where tile 0 lies */
+        end_step(); /* it is known where tile 0 lies */
         ask();
         tell(1);
         int unit = s.unit[0] >> 1;
         bool fresh = true; /* the tile is a unit's first */
         if (unit < units_of(p)) copy_query(unit);
         float sink = sink_of(unit); /* long before it is needed */
-        __syncthreads();            /* tile 0 is there */
+        end_step();            /* tile 0 is there */
         for (int i = 0; unit < units_of(p); ++i) {
             const int stage = i & 1;
             if (fresh) take_query();
@@ -173,9 +173,9 @@ struct LogitsTeam {
                 }
             }
             tell(i + 2);
-            __syncthreads();
+            end_step();
         }
-        __syncthreads(); /* the values' team's last step */
+        end_step(); /* the values' team's last step */
     }
 };
 

@@ -42,7 +42,10 @@ static_assert(sizeof(Many::sums) >= Many::HEADS * Many::ROW);
 namespace many {
 
 constexpr uint32_t ALL = 0xffffffffu;
-enum Meeting { LOGITS = 1, VALUES = 2 };
+enum Meeting { LOGITS = 1, VALUES = 2, STEP = 3 };
+
+/* Both teams end a step; each waits in code of its own, so it is no __syncthreads. */
+__device__ __forceinline__ void end_step() { meet(STEP, Many::THREADS); }
 
 __device__ __forceinline__ int groups_of(const Launch &p) { return (p.heads + Many::HEADS - 1) / Many::HEADS; }
 __device__ __forceinline__ int units_of(const Launch &p) { return p.tokens * groups_of(p); }

@@ -141,7 +141,7 @@ struct ValuesTeam {
 
     __device__ __forceinline__ void run() {
         clear();
-        __syncthreads(); /* it is known where tile 0 lies */
+        end_step(); /* it is known where tile 0 lies */
         for (int i = -2;; ++i) {
             const int stage = i & 1;
             fetch(i + 2);
@@ -159,7 +159,7 @@ struct ValuesTeam {
             if (i >= 0) meet(VALUES, Many::TEAM); /* nobody reads tile i any more */
             unpack(i + 2);
             const bool ends = i >= -1 && s.unit[i + 1 & 3] >> 1 >= units_of(p);
-            __syncthreads();
+            end_step();
             if (ends) break;
         }
     }
