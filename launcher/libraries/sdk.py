@@ -8,7 +8,7 @@ import os
 
 from launcher.libraries import without
 
-_own = os.environ.get("DOCKER_HOST", "").startswith("ssh://")
+_own = os.environ.get("DOCKER_HOST", "").strip().lower().startswith("ssh://")
 with contextlib.nullcontext() if _own else without("paramiko"):
     import docker
     from docker.constants import DEFAULT_DOCKER_API_VERSION

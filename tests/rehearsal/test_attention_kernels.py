@@ -242,7 +242,7 @@ def test_the_table_gives_every_split_something_to_do() -> None:
 
 
 def test_whole_tokens_are_taken_one_after_the_other_where_a_cta_has_room_for_it() -> None:
-    """208 KB of shared memory, which SM90 and SM100 have; 32 heads to multiply a record by."""
+    """215 KB of shared memory, which SM90 and SM100 have; 32 heads to multiply a record by."""
     for capability in ((8, 0), (8, 6), (9, 0), (10, 0), (12, 1)):
         for heads in (8, 16, 20, 32, 64):
             for tokens in (1, 24, 67, 5000):

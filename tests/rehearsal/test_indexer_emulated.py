@@ -125,6 +125,20 @@ def test_values_kept_in_shared_memory(emulate: Any, kind: int, values: str) -> N
         assert emulate.kept() == kept
 
 
+def test_what_few_blocks_have_is_chosen(emulate: Any) -> None:
+    """A long row of which only the first positions are there: fewer blocks than positions are
+    wanted, so that no block's best bounds what is chosen."""
+    width, fan, there = 20_000, 16, 64
+    scores = torch.full((1, width), float("-inf"))
+    scores[0, :there] = torch.randn(there, generator=torch.Generator().manual_seed(1))
+    step = indexer_cases.make([(1, 64)]).step
+    step = replace(step, lengths=torch.tensor([width], dtype=torch.int32), bound=width)
+    rows = Rows(step, 0, 1, width, scores, scores.view(1, -1, fan).amax(-1), scores, True, True)
+    final = torch.full((1, COUNT), 99, dtype=torch.int32)
+    launch_cuda.choose(rows, final, select.POSITIONS.value, width, fan, 1, None)
+    assert final[0, :there].tolist() == list(range(there)) and (final[0, there:] == -1).all()
+
+
 NAN = 0x7FC00000
 RAGGED = [(3, 150), (1, 40), (0, 0), (4, 17), (2, 129), (9, 300), (5, 68)]
 

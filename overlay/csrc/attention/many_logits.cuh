@@ -62,7 +62,8 @@ struct LogitsTeam {
 #pragma unroll
         for (int m = 0; m < 2; ++m)
 #pragma unroll
-            for (int step = 0; step < Many::STEPS; ++step) load_matrices(q[m][step], from + m * 16 * Many::ROW + step * 32);
+            for (int step = 0; step < Many::STEPS; ++step)
+                load_matrices(q[m][step], from + m * 16 * Many::ROW + step * 32);
         meet(LOGITS, Many::TEAM); /* before anything else comes there */
     }
 
@@ -106,7 +107,8 @@ struct LogitsTeam {
             float4 x[PARTS];
 #pragma unroll
             for (int part = 0; part < PARTS; ++part)
-                x[part] = *reinterpret_cast<const float4 *>(s.sums + (part * Many::HEADS + head) * Many::SUMS_ROW + key);
+                x[part] =
+                    *reinterpret_cast<const float4 *>(s.sums + (part * Many::HEADS + head) * Many::SUMS_ROW + key);
             const float sum[4] = {
                 ((x[0].x + x[1].x) + x[2].x) + x[3].x, ((x[0].y + x[1].y) + x[2].y) + x[3].y,
                 ((x[0].z + x[1].z) + x[2].z) + x[3].z, ((x[0].w + x[1].w) + x[2].w) + x[3].w};

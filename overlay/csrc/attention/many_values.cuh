@@ -19,7 +19,8 @@ struct ValuesTeam {
     /* Begins to copy the warp's records of tile `i`: a row's first 32 chunks each, then the last four of all. */
     __device__ __forceinline__ void fetch(int i) {
         const Record mine = s.from[i & 1][warp * Many::OWN + (lane & 7)];
-        if (lane < Many::OWN) copy8(shared_address(s.scales) + (warp * Many::OWN + lane) * 8, mine.scales, mine.there());
+        if (lane < Many::OWN)
+            copy8(shared_address(s.scales) + (warp * Many::OWN + lane) * 8, mine.scales, mine.there());
         const uint32_t raw = shared_address(s.raw) + warp * Many::OWN * DATA;
         const auto copy = [&](int row, int chunk) {
             const uint64_t at = __shfl_sync(ALL, mine.at, row);
@@ -108,7 +109,8 @@ struct ValuesTeam {
 
     /* The warp's columns of a token, by way of its own columns of the tile that it has just used. */
     __device__ __forceinline__ void write(int stage, int unit) {
-        const int token = token_of(p, unit), head0 = (unit - token * groups_of(p)) * Many::HEADS, g = lane >> 2, t = lane & 3;
+        const int token = token_of(p, unit), head0 = (unit - token * groups_of(p)) * Many::HEADS;
+        const int g = lane >> 2, t = lane & 3;
         uint8_t *mine = s.tile[stage] + warp * 128;
         float by[2][2];
 #pragma unroll

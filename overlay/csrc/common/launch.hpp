@@ -29,7 +29,11 @@ inline bool starts_early() {
     return asked ? major >= 9 && asked[0] == '1' : major == 9 || major == 10;
 }
 
-/* More than 48 KB of dynamic shared memory must be asked for. */
+/* Of a CTA, with what it has of its own. */
+inline cudaError_t most_shared(int &bytes) { return attribute_of_gpu(cudaDevAttrMaxSharedMemoryPerBlockOptin, bytes); }
+
+/* More than 48 KB of dynamic shared memory must be asked for. It is the function's, not a launch's: what a
+ * graph holds was captured with as much as it asks for, so a function asks for the same each time. */
 template <typename Kernel>
 cudaError_t allow_shared(Kernel kernel, int bytes) {
     return cudaFuncSetAttribute(reinterpret_cast<const void *>(kernel), cudaFuncAttributeMaxDynamicSharedMemorySize,

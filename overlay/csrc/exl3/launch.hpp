@@ -10,8 +10,6 @@ namespace exl3 {
 struct DenseLaunch;
 struct ExpertsLaunch;
 
-/* Whether launches on this GPU may start before what is in front of them has ended (api.h). */
-
 /* nb: 1 (passes of 8 rows) or 2 (16). `bytes` of dynamic shared memory. */
 cudaError_t launch_dense(const DenseLaunch &p, int nb, int ctas, int bytes, bool early, cudaStream_t stream);
 cudaError_t launch_experts_a(const ExpertsLaunch &p, int bytes, bool early, cudaStream_t stream);

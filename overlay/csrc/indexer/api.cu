@@ -21,7 +21,9 @@ int check(const indexer_step &s) {
     return CALL_OK;
 }
 
-int check(const indexer_scores_args &a) {
+int check(const indexer_step &s, const indexer_scores_args &a) {
+    if (a.table_row < 1 || a.table_row * s.requests > INT32_MAX)
+        return refuse("a table of %d rows, %lld apart", s.requests, static_cast<long long>(a.table_row));
     if (!there(a.q, 16) || !there(a.cache, 16) || a.stride % 16 || !a.weights || !a.table || !a.out || !a.tops)
         return refuse("queries and pages must lie at 16 bytes, pages are %lld apart",
                       static_cast<long long>(a.stride));
@@ -62,7 +64,7 @@ const char *indexer_error(void) { return message; }
 
 int indexer_scores(const indexer_step *step, const indexer_scores_args *args, void *stream) {
     if (const int status = check(*step)) return status;
-    if (const int status = check(*args)) return status;
+    if (const int status = check(*step, *args)) return status;
     const auto launch = args->group > 1 ? launch_rows : launch_scores;
     return done(launch(*step, *args, static_cast<cudaStream_t>(stream)), "the indexer's scores");
 }

@@ -101,6 +101,7 @@ __global__ void __launch_bounds__(CHOOSERS, 1)
     if (twice) {
         picked = in_turn(s, s.bits, (n + 31) / 32, [&](int rank, int place) { s.blocks[rank] = place; });
         __syncthreads();
+        if (picked < count) range.lo = NONE + 1; /* all blocks with anything: their bests bound nothing */
         gather(held, s, values, picked, by, entries);
         n = picked << by;
         clear(s, (n + 31) / 32);
@@ -126,16 +127,14 @@ cudaError_t launch_choose(const indexer_step &step, const indexer_choose_args &a
     int room = 0;
     if (values > INDEXER_DIRECT) {
         /* As much as there is where it is too little: `entries` of a graph is the longest a row may get. */
-        const cudaError_t error = call::attribute_of_gpu(cudaDevAttrMaxSharedMemoryPerBlockOptin, room);
-        if (error) return error;
+        if (const cudaError_t error = call::most_shared(room)) return error;
         room = (room - static_cast<int>(sizeof(Shared))) / 4 / WARP_VALUES * WARP_VALUES;
+        if (room > 0)
+            if (const cudaError_t error = call::allow_shared(choose, 4 * room)) return error;
         room = min(room, (values + WARP_VALUES - 1) / WARP_VALUES * WARP_VALUES);
         if (room <= INDEXER_DIRECT) room = 0; /* those are held */
     }
-    const int bytes = 4 * room;
-    if (bytes)
-        if (const cudaError_t error = call::allow_shared(choose, bytes)) return error;
-    return call::launch_early(choose, grid, CHOOSERS, bytes, early, stream, step, args, room);
+    return call::launch_early(choose, grid, CHOOSERS, 4 * room, early, stream, step, args, room);
 }
 
 } // namespace indexer

@@ -12,6 +12,7 @@ constexpr int PAIRS = EIGHTS / 2; /* of eights of heads: what a lane reads at on
 /* Of 16 bytes each: a row's B operands [pair][step][lane], of both eights of a pair; halves of its weights
  * [pair][t], of heads 2 t and 2 t + 1 of both; a note. */
 constexpr int OPERANDS = PAIRS * STEPS * 32, WEIGHTS = PAIRS * 4, ROW = OPERANDS + WEIGHTS + 1;
+static_assert(ROW * 16 == 8336 && KEYS * DIM == 4096); /* as launch_cuda.py counts on */
 constexpr int STAGE = KEYS * DIM / 16; /* a warp's next keys, as they lie in their page */
 constexpr int RUN = WARPS * KEYS;      /* keys that four warps take at once */
 
@@ -31,7 +32,7 @@ __device__ __forceinline__ const Note *note_of(const uint4 *row) {
 }
 
 __device__ __forceinline__ const int32_t *table_of(const indexer_scores_args &a, int owner) {
-    return a.table + owner * static_cast<int>(a.table_row);
+    return a.table + owner * static_cast<int>(a.table_row); /* api.cu: all of the table is an int's */
 }
 
 /* A thread's part, of 128, of a row's heads: half the dimension of a pair of eights. It alone writes there until they
@@ -266,8 +267,10 @@ template <int HELD>
 cudaError_t launch(const indexer_step &step, const indexer_scores_args &args, cudaStream_t stream) {
     const dim3 grid(static_cast<unsigned>(step.requests) * args.parts, args.splits);
     const int bytes = (TEAM<HELD> * STAGE + args.group * ROW) * 16;
-    if (const cudaError_t error = call::allow_shared(rows_at_once<HELD>, bytes)) return error;
-    const cudaError_t error = cudaFuncSetAttribute(
+    int most = 0;
+    cudaError_t error = call::most_shared(most);
+    if (error || (error = call::allow_shared(rows_at_once<HELD>, most))) return error;
+    error = cudaFuncSetAttribute(
         rows_at_once<HELD>, cudaFuncAttributePreferredSharedMemoryCarveout, cudaSharedmemCarveoutMaxShared);
     if (error) return error;
     rows_at_once<HELD><<<grid, 32 * TEAM<HELD>, bytes, stream>>>(step, args);

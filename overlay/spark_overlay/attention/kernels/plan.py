@@ -43,7 +43,7 @@ def shape(
     most = 16 if heads <= 16 else 32
     ctas = tokens * -(-heads // most)
     places = PLACES.get(capability, OTHERS)
-    # Tiles of 64 take 120 KB of shared memory; SM86, 89 and 12x have 99 KB.
+    # Tiles of 64 take 117 KB of shared memory; SM86, 89 and 12x have 99 KB.
     large = capability[0] in (9, 10) or capability == (8, 0)
     keys = 64 if by_library and large and ctas > 2 else 32
     if by_library and capability[0] in (9, 10) and most == 32 and 2 * ctas > places:

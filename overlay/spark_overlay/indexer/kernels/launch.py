@@ -112,21 +112,23 @@ class Selection:
         final: Tensor,
         candidates: Candidates | None = None,
     ) -> None:
-        """Every kernel that a call on such tensors can come to need, by calls for the first row:
-        one compiled later would hold up a reply. What they write is what the first row gets."""
+        """Every kernel that a call on such tensors can come to need, by calls for its first rows:
+        one compiled or loaded later would hold up a reply. What they write is what those get."""
+        few = min(2, len(q), len(final))  # two: the library scores several at once
         if candidates is not None:
-            candidates = replace(candidates, chosen=candidates.chosen[:1])
+            candidates = replace(candidates, chosen=candidates.chosen[:few])
         most = step.table.shape[1] * cache.shape[1] * self.ratio
         # Rows of a request: each group of Triton's scores, and a prompt's. Few are Triton's, too.
         more = launch_cuda.DECODED + 1
         rows = [*(group for group in DENSE if group <= self.tuning.group), more]
-        triton_scores = with_tuning(self, enough=NEVER, prompt_width=NEVER)
+        always = with_tuning(self, enough=0, prompt_width=0)
+        never = with_tuning(self, enough=NEVER, prompt_width=NEVER)
         # Lengths on either side of each size that a choice knows.
         bounds = sorted({most, *(1 << n for n in range(most.bit_length()))})
         for longest, bound in [*((1, n) for n in bounds), *((n, most) for n in rows)]:
             some = replace(step, longest=longest, bound=bound)
-            for layer in (self, triton_scores):
-                layer(q[:1], weights[:1], cache, some, final[:1], candidates)
+            for layer in (always, never):
+                layer(q[:few], weights[:few], cache, some, final[:few], candidates)
 
     def _check(self, q: Tensor, weights: Tensor, cache: Tensor, final: Tensor) -> None:
         if q.shape[-1] != KEY_DIM or q.element_size() != 1 or not q.is_contiguous():

@@ -23,7 +23,8 @@ if TYPE_CHECKING:
 
 KEYS, WARPS = 32, 4  # keys of a warp, warps of a CTA
 CTAS, CANDIDATE_CTAS = 3, 2  # that a multiprocessor holds at once, by registers
-#: Bytes of shared memory of a CTA that scores several rows: CUDA's, a warp's keys', a row's.
+#: Bytes of shared memory of a CTA that scores several rows: CUDA's, a warp's keys', a row's; the
+#: last two are scores_rows.cu's, which says the same.
 RESERVED, STAGE, ROW = 1024, 4096, 8336
 #: Rows at once that are worth a CTA less on a multiprocessor: keys are made fp16 once for all.
 ENOUGH = 4
@@ -45,6 +46,8 @@ def serves(
     if not (q.is_cuda and library.present()) or q.shape[1] != library.HEADS or fan not in (8, 16):
         return False
     numbers = [step.request, step.starts, step.lengths, step.table]
+    if step.table.stride(0) < step.table.shape[1]:
+        return False  # rows that lie in each other
     if candidates is not None:
         numbers.append(candidates.chosen)
     if any(one.dtype != torch.int32 or one.stride(-1) != 1 for one in numbers):

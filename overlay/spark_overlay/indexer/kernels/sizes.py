@@ -40,7 +40,7 @@ class Tuning:
     last: int = 8192
     choice_warps: int = 16
     library: bool = True  # the CUDA library where it is and can
-    early: bool = True  # its choice starts while Triton's scores end, from sm_90 on
+    early: bool = True  # its choice starts while Triton's scores end, too, where launches may
     # Dense scores of several rows are the library's from so many of a decode step on (all
     # requests'), a prompt's from so many positions on. The host knows upper bounds of both.
     enough: int = 1 << 19
