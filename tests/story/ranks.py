@@ -6,6 +6,7 @@ import contextlib
 import ipaddress
 import os
 import signal
+import socket
 import time
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -81,12 +82,14 @@ def _is_loopback(address: str) -> bool:
 
 
 def sockets(processes: Iterable[psutil.Process]) -> set[Socket]:
-    """The internet sockets of the processes, TCP and UDP; those bound to nothing left out."""
+    """The internet sockets of the processes, TCP and UDP; those bound to nothing left out, and
+    questions to the resolver: torch's store asks it for a peer's name, ::ffff:127.0.0.1's too."""
     found = set()
     for process in processes:
         with contextlib.suppress(psutil.Error):
             for each in process.net_connections(kind="inet"):
-                if each.laddr and each.laddr.port:
+                asks = each.type == socket.SOCK_DGRAM and each.raddr and each.raddr.port == 53
+                if each.laddr and each.laddr.port and not asks:
                     remote = each.raddr.ip if each.raddr else ""
                     found.add(Socket(each.status, each.laddr.ip, each.laddr.port, remote))
     return found
