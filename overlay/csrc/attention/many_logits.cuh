@@ -11,7 +11,7 @@ struct LogitsTeam {
     Many &s;
     const int warp, lane;
     Stream ahead;
-    int slot; /* of record lane % 8 of the warp's eight of the tile `ahead` */
+    int slot;                      /* of record lane % 8 of the warp's eight of the tile `ahead` */
     uint32_t q[2][Many::STEPS][4]; /* the warp's part of the query, for all of a token's tiles */
     float peak = NONE, total = 0.f;
 
@@ -153,7 +153,7 @@ struct LogitsTeam {
         bool fresh = true; /* the tile is a unit's first */
         if (unit < units_of(p)) copy_query(unit);
         float sink = sink_of(unit); /* long before it is needed */
-        end_step();            /* tile 0 is there */
+        end_step();                 /* tile 0 is there */
         for (int i = 0; unit < units_of(p); ++i) {
             const int stage = i & 1;
             if (fresh) take_query();

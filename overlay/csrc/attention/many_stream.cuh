@@ -56,8 +56,7 @@ __device__ __forceinline__ int token_of(const Launch &p, int unit) {
 struct Stream : Place {
     const Launch &p;
 
-    __device__ __forceinline__ explicit Stream(const Launch &p)
-        : p(p) {
+    __device__ __forceinline__ explicit Stream(const Launch &p) : p(p) {
         unit = static_cast<int>(blockIdx.x);
         look(unit);
         enter();

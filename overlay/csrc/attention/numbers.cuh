@@ -42,11 +42,12 @@ __device__ __forceinline__ uint32_t pair23(Halves h) { return __byte_perm(h.lowe
 __device__ __forceinline__ uint32_t pair02(Halves h) { return __byte_perm(h.lower, h.upper, 0x6240); }
 __device__ __forceinline__ uint32_t pair13(Halves h) { return __byte_perm(h.lower, h.upper, 0x7351); }
 
-/* Whether a NaN (0x7F, 0xFF) is among 16 codes: only its magnitude plus 1 has the highest bit. */
+/* Whether a NaN (0x7F, 0xFF) is among 16 codes. Adding 1 turns a byte's highest bit over where its other
+ * seven are set, or where a carry comes from such a byte. */
 __device__ __forceinline__ bool any_nan(const uint32_t (&w)[4]) {
     uint32_t seen = 0;
 #pragma unroll
-    for (int i = 0; i < 4; ++i) seen |= (w[i] & 0x7f7f7f7fu) + 0x01010101u;
+    for (int i = 0; i < 4; ++i) seen |= (w[i] + 0x01010101u) ^ w[i];
     return (seen & 0x80808080u) != 0;
 }
 

@@ -14,19 +14,10 @@ __device__ __forceinline__ uint32_t pair_of(uint32_t codes) {
     return (permute(codes, selector) << 4) & 0x87f087f0u;
 }
 
-/* Whether a NaN is among 16 codes. Adding 1 turns a byte's highest bit over where its other seven are
- * set, or where a carry comes from such a byte. */
-__device__ __forceinline__ bool has_nan(const uint32_t (&w)[4]) {
-    uint32_t seen = 0;
-#pragma unroll
-    for (int i = 0; i < 4; ++i) seen |= (w[i] + 0x01010101u) ^ w[i];
-    return (seen & 0x80808080u) != 0;
-}
-
 /* 16 codes of a group to 32 bytes, scales up to LAST_PLAIN; above, `enlarge` brings the rest. */
 __device__ __forceinline__ void convert(uint4 codes, uint32_t scale, uint8_t *to) {
     const uint32_t w[4] = {codes.x, codes.y, codes.z, codes.w};
-    const uint32_t by = has_nan(w) ? NAN2 : factor(scale) * 0x10001u; /* twice; not by the other pipe */
+    const uint32_t by = any_nan(w) ? NAN2 : factor(scale) * 0x10001u; /* twice; not by the other pipe */
     uint32_t v[8];
 #pragma unroll
     for (int i = 0; i < 4; ++i) {

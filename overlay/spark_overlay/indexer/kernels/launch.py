@@ -17,7 +17,7 @@ from torch import Tensor
 
 from spark_overlay.early import starts_early
 from spark_overlay.indexer.format import KEY_DIM, STATE_BYTES
-from spark_overlay.indexer.kernels import launch_cuda, logits, select
+from spark_overlay.indexer.kernels import launch_cuda, library, logits, select
 from spark_overlay.indexer.kernels.sizes import (
     DENSE,
     MOST,
@@ -121,13 +121,14 @@ class Selection:
         # Rows of a request: each group of Triton's scores, and a prompt's. Few are Triton's, too.
         more = launch_cuda.DECODED + 1
         rows = [*(group for group in DENSE if group <= self.tuning.group), more]
-        always = with_tuning(self, enough=0, prompt_width=0)
-        never = with_tuning(self, enough=NEVER, prompt_width=NEVER)
+        layers = [with_tuning(self, enough=NEVER, prompt_width=NEVER)]
+        if self.tuning.library and library.present():
+            layers.append(with_tuning(self, enough=0, prompt_width=0))
         # Lengths on either side of each size that a choice knows.
         bounds = sorted({most, *(1 << n for n in range(most.bit_length()))})
         for longest, bound in [*((1, n) for n in bounds), *((n, most) for n in rows)]:
             some = replace(step, longest=longest, bound=bound)
-            for layer in (always, never):
+            for layer in layers:
                 layer(q[:few], weights[:few], cache, some, final[:few], candidates)
 
     def _check(self, q: Tensor, weights: Tensor, cache: Tensor, final: Tensor) -> None:
