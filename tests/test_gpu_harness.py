@@ -123,7 +123,9 @@ def test_another_schema_is_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize("file", sorted(RESULTS.glob("*.json")), ids=lambda p: p.stem)
 def test_committed_results_have_the_schema(file: Path) -> None:
     found = results.read(file)
-    assert found.rows and found.seconds > 0 and found.versions["python"]
+    assert found.rows and found.versions["python"]
+    # The form of a table of trials is put together afterwards: no run of its own took time.
+    assert found.seconds > 0 or found.commit.startswith("trials")
     assert "cpu-copy" in file.stem or found.versions["vllm"]
     assert file.name.startswith(found.date[:10])
 

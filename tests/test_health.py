@@ -247,3 +247,7 @@ def test_the_watch_tells_the_end_with_code_and_lines() -> None:
     assert pair.told(DEAD, 0.0) == (
         "1970-01-01T00:00:00Z rank died: worker, ended with exit code 3, last lines:\n    boom\n"
     )
+    assert pair.told(replace(DEAD, last_lines=()), 0.0) == (
+        "1970-01-01T00:00:00Z rank died: worker, ended with exit code 3; "
+        "no line of its log is to be had\n"
+    )

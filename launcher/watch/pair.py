@@ -142,8 +142,11 @@ def told(status: RankStatus, now: float) -> str:
     """A death in words, with the last lines of the rank's log."""
     if status.state != "exited":
         return f"{clock.stamp(now)} {_EVENTS[status.state]}: {status.role}, {status.ending()}\n"
+    death = f"{clock.stamp(now)} rank died: {status.role}, {status.ending()}"
+    if not status.last_lines:  # a container that is removed by force ends first, then its log goes
+        return f"{death}; no line of its log is to be had\n"
     lines = "".join(f"    {line}\n" for line in status.last_lines)
-    return f"{clock.stamp(now)} rank died: {status.role}, {status.ending()}, last lines:\n{lines}"
+    return f"{death}, last lines:\n{lines}"
 
 
 if __name__ == "__main__":
