@@ -1,12 +1,13 @@
 #!/usr/bin/env python3
 """mHC at V4.1's dimensions on the GPU at hand, beside vLLM's TileLang where vLLM is:
 
-    python overlay/benchmarks/mhc.py [--json PATH] [--quick] [--peer] [--rows N…]
+    python overlay/benchmarks/mhc.py [--json PATH] [--quick] [--peer] [--shapes] [--rows N…]
 
 fused    one sublayer's write-back and the next one's read, for N rows; ``read``: without the first.
 us       median of RUNS replays of a CUDA graph of 48 calls (6 from 1024 rows on), each with other
          weights (94 MB, so that L2 holds none) and other rows, by their number: device time with a
-         graph's gaps. ``launches``: kernels of a call.
+         graph's gaps. ``launches``: kernels of a call. ``by``: whose they are; if CUDA's, Triton's
+         as ``triton_us``. ``--shapes``: each shape of CUDA's launch, too.
 floor_us bytes that must be moved, by the bandwidth of a copy in the same run; ``share`` of it.
 off      largest relative RMS error of an output against float64, among bf16 and float32 ones.
 tilelang vLLM's call on the same inputs; ``ratio`` its us by ours. ``tilelang_dg``: fused with
@@ -25,6 +26,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[1]
@@ -37,6 +39,7 @@ Call = Callable[[], Any]
 Values = dict[str, Any]
 HIDDEN = 5120
 ROWS = (1, 4, 6, 8, 12, 16, 17, 32, 33, 64, 256, 2048)
+SHAPES = ((8, 64), (8, 128), (16, 64), (16, 128))
 #: Up to here vLLM's fused kernel asks no DeepGEMM.
 SAME = 32
 
@@ -51,10 +54,10 @@ def read_bytes(rows: int) -> int:
 
 
 class Bench:
-    def __init__(self, runs: int, peer: bool) -> None:
+    def __init__(self, runs: int, peer: bool, shapes: bool = False) -> None:
         import torch
 
-        self.torch, self.runs, self.peer = torch, runs, peer
+        self.torch, self.runs, self.peer, self.shapes = torch, runs, peer, shapes
         self.copy = timing.copy_ceiling(5)
 
 
@@ -128,7 +131,7 @@ def rows_of(bench: Bench, counts: Sequence[int]) -> Iterator[tuple[str, bool, Va
     from gpu import mhc_cases as cases
 
     from spark_overlay.mhc import plan
-    from spark_overlay.mhc.kernels import ops
+    from spark_overlay.mhc.kernels import library, ops
 
     n = cases.NUMBERS
     numbers = (n.rms_eps, n.pre_eps, n.sinkhorn_eps, n.post_gain, n.iterations)
@@ -147,6 +150,7 @@ def rows_of(bench: Bench, counts: Sequence[int]) -> Iterator[tuple[str, bool, Va
                 return statistics.median(timing.graph_us(calls, bench.runs))
 
             us = all_of(ours)
+            cuda = count <= plan.ONE_LAUNCH and library.present()
             floor = nbytes(count) / bench.copy * 1e6
             values = {
                 "us": round(us, 2),
@@ -156,6 +160,17 @@ def rows_of(bench: Bench, counts: Sequence[int]) -> Iterator[tuple[str, bool, Va
                 "off_bf16": float(f"{bf16:.3g}"),
                 "off_float32": float(f"{fp32:.3g}"),
             }
+            values["by"] = "CUDA" if cuda else "Triton"
+            if cuda:
+                with mock.patch.object(library, "present", lambda: False):
+                    values["triton_us"] = round(all_of(ours), 2)
+            for at in SHAPES if cuda and bench.shapes else ():
+                with mock.patch.object(plan, "slices", lambda _, at=at: plan.Slices(*at)):
+                    found = shape(ours, given[0], numbers, n.norm_eps)
+                    worst = max(off(given[0], found, kind == "fused"))
+                    values["us_of_{}_{}".format(*at)] = (
+                        round(all_of(ours), 2) if worst < 1.9e-3 else worst
+                    )
             for name, (call, deep_gemm) in peers.items():
                 if name == "tilelang_dg" and (kind == "read" or count <= SAME):
                     continue
@@ -193,6 +208,7 @@ def main() -> int:
     options.add_argument("--json", type=Path, help="where the result goes")
     options.add_argument("--quick", action="store_true", help="three replays each")
     options.add_argument("--peer", action="store_true", help="vLLM's kernels too (minutes)")
+    options.add_argument("--shapes", action="store_true", help="every shape of CUDA's launch")
     options.add_argument("--compile", action="store_true", help="vLLM's kernels, and time nothing")
     options.add_argument("--rows", type=int, nargs="*", default=ROWS)
     options.add_argument("--commit", help="where git cannot say it")
@@ -203,7 +219,7 @@ def main() -> int:
         compile_peers(given.rows)
         return 0
     began = last = time.perf_counter()
-    bench = Bench(3 if given.quick else 7, given.peer)
+    bench = Bench(3 if given.quick else 7, given.peer, given.shapes)
     result = gpu_run.host(given.commit or gpu_run.commit_here(), "cuda")
     copied = ("copy", True, {"bytes_per_second": round(bench.copy)})
     for name, ok, values in itertools.chain([copied], rows_of(bench, given.rows)):

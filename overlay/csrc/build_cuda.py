@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
 """Builds the CUDA code: ``python3 overlay/csrc/build_cuda.py OUT.so [--arch 121a]``.
 
-A plain shared library with a C interface (exl3/api.h; that of the folder with --attention or
---indexer), CUDA's runtime inside: it depends on no Python and no torch. setup.py,
+A plain shared library with a C interface (exl3/api.h; that of the folder with --attention,
+--indexer or --mhc), CUDA's runtime inside: it depends on no Python and no torch. setup.py,
 compile_check.py and the GPU host's scripts use this file.
 """
 
@@ -21,7 +21,8 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
-EXL3, ATTENTION, INDEXER, COMMON = (HERE / n for n in ("exl3", "attention", "indexer", "common"))
+EXL3, ATTENTION, INDEXER, MHC = (HERE / n for n in ("exl3", "attention", "indexer", "mhc"))
+COMMON = HERE / "common"
 #: What the sources are written for, as nvcc names it: A100, the 30 series, H100/H200, GB10.
 ARCHITECTURES = ("80", "86", "90a", "121a")
 #: Others that they compile for: the 40 series, the 50 series and RTX PRO 6000.
@@ -178,13 +179,14 @@ def main() -> None:
     parser.add_argument("--arch", default="", help="90a, or several: 80,86,90a,121a")
     parser.add_argument("--attention", action="store_true", help="attention's library, not EXL3's")
     parser.add_argument("--indexer", action="store_true", help="the indexer's library")
+    parser.add_argument("--mhc", action="store_true", help="mHC's library")
     parser.add_argument("--jobs", type=int, help="compilers at once; default: cores")
     parser.add_argument("--verbose", action="store_true", help="print what ptxas says")
     given = parser.parse_args()
     said: list[str] = []
     extra = ["-Xptxas=-v"] if given.verbose else []
     archs = given.arch.replace(",", " ").split()
-    asked = [p for p in (ATTENTION, INDEXER) if getattr(given, p.name)]
+    asked = [p for p in (ATTENTION, INDEXER, MHC) if getattr(given, p.name)]
     if len(asked) > 1:
         parser.error("one library at a time")
     files = sources(asked[0] if asked else EXL3)

@@ -7,6 +7,8 @@ cd -- "$(dirname -- "$0")/../.." || exit
 : "${OUT:?a folder for the results}"
 LIMIT=${LIMIT:-180} began=$SECONDS status=0
 export PYTHONUNBUFFERED=1
+. tests/gpu/libraries.sh
+libraries mhc || exit
 left() { echo $((LIMIT - (SECONDS - began) > 3 ? LIMIT - (SECONDS - began) : 3)); }
 part() { # NAME MOST COMMAND…: with what is left of LIMIT, MOST at most
     local name=$1 most=$2 left rc

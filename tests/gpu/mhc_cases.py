@@ -10,7 +10,7 @@ from torch import Tensor
 from spark_overlay.attention.reference import rms_norm
 from spark_overlay.mhc import plan
 from spark_overlay.mhc.kernels import launch
-from spark_overlay.mhc.kernels.launch import Numbers, Work
+from spark_overlay.mhc.kernels.work import Numbers, Work
 from spark_overlay.mhc.reference import collapse, expand, mixes
 
 NUMBERS = Numbers(1e-6, 1e-6, 1e-6, 2.0, 20, 1e-6)
@@ -138,9 +138,7 @@ def results(work: Work) -> dict[str, Tensor]:
     return {name: value for name, value in found.items() if value is not None}
 
 
-def computed(
-    case: Case, geometry: plan.OneLaunch | plan.TwoLaunches | None = None
-) -> dict[str, Tensor]:
+def computed(case: Case, geometry: plan.Geometry | None = None) -> dict[str, Tensor]:
     work = poisoned(case)
     launch.run(work, NUMBERS, geometry)
     return results(work)

@@ -1,4 +1,5 @@
-"""mHC's Triton kernels on a GPU against float64: torch and Triton only.
+"""mHC's kernels on a GPU against float64: torch and Triton only, and the CUDA library where
+SPARK_MHC_LIBRARY names one (=none: Triton's alone).
 
 python3 -m pytest -q -m gpu -p no:cacheprovider tests/gpu/test_mhc_kernels.py
 """
@@ -13,8 +14,8 @@ torch = pytest.importorskip("torch")
 
 from gpu import mhc_cases as cases  # noqa: E402  (after torch is known to be there)
 from spark_overlay.mhc import plan  # noqa: E402
-from spark_overlay.mhc.kernels import launch, ops  # noqa: E402
-from spark_overlay.mhc.plan import OneLaunch, PlanError, TwoLaunches  # noqa: E402
+from spark_overlay.mhc.kernels import launch, library, ops  # noqa: E402
+from spark_overlay.mhc.plan import Geometry, OneLaunch, PlanError, Slices, TwoLaunches  # noqa: E402
 
 pytestmark = [
     pytest.mark.gpu,
@@ -51,6 +52,23 @@ def test_every_output_against_float64(rows: int, kind: str) -> None:
 def test_other_widths(rows: int, hidden: int) -> None:
     case = cases.draw(rows, hidden, hidden)
     judge(cases.computed(case.to("cuda")), cases.oracle(case))
+
+
+@pytest.mark.parametrize("columns", [64, 128])
+@pytest.mark.parametrize("rows", [8, 16])
+@pytest.mark.parametrize("tokens", [1, 5, 16, 41, 64])
+def test_every_shape_of_the_librarys(tokens: int, rows: int, columns: int) -> None:
+    if not library.present():
+        pytest.skip("the library's kernel, and there is no library")
+    at = Slices(rows, columns)
+    for hidden, kind in ((HIDDEN, {"mean": True}), (640, {"write_back": False}), (128, {})):
+        case = cases.draw(tokens, hidden, tokens, **kind)
+        on, right = case.to("cuda"), cases.oracle(case)
+        first = cases.computed(on, at)
+        judge(first, right)
+        for _ in range(20):
+            again = cases.computed(on, at)
+            assert all(torch.equal(again[name], first[name]) for name in first)
 
 
 def test_the_geometry_of_vllm_gives_the_same() -> None:
@@ -143,11 +161,13 @@ def test_as_vllm_calls_it() -> None:
         OneLaunch(4, 24, 80, 48, 4),
         OneLaunch(4, 24, 77, 64, 4),
         OneLaunch(4, 5, 80, 64, 4),
+        Slices(4, 64),
+        Slices(8, 96),
         TwoLaunches(8, 4, 32, 4, 2),
     ],
 )
 def test_a_geometry_that_leaves_anything_out_is_refused(
-    geometry: OneLaunch | TwoLaunches,
+    geometry: Geometry,
 ) -> None:
     case = cases.draw(2, HIDDEN).to("cuda")
     with pytest.raises(PlanError, match="mHC geometry"):

@@ -74,7 +74,7 @@ def test_what_was_compiled_is_kept_until_something_changes(tmp_path: Path) -> No
 
 
 def test_what_is_kept_depends_on_all_that_is_included() -> None:
-    for folder in (build_cuda.EXL3, build_cuda.ATTENTION, build_cuda.INDEXER):
+    for folder in (build_cuda.EXL3, build_cuda.ATTENTION, build_cuda.INDEXER, build_cuda.MHC):
         held = set(build_cuda.headers(folder))
         for file in (*build_cuda.sources(folder), *held):
             for name in re.findall(r'#include "(.*)"', file.read_text()):

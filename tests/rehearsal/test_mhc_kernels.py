@@ -13,6 +13,7 @@ from torch import Tensor
 
 from spark_overlay.mhc import glue, plan
 from spark_overlay.mhc.kernels import launch, ops
+from spark_overlay.mhc.kernels.work import counters_of
 from spark_overlay.mhc.plan import OneLaunch, PlanError, TwoLaunches
 
 pytestmark = pytest.mark.rehearsal
@@ -84,7 +85,7 @@ def test_a_bf16_weight_is_taken_as_it_is(cases: ModuleType) -> None:
 
 def test_counters_are_zero_again(cases: ModuleType) -> None:
     work = cases.poisoned(cases.draw(5, 64, 1))
-    counters = launch._counters(work, 2)
+    counters = counters_of(work, 2)
     for _ in range(2):
         launch.run(work, cases.NUMBERS, OneLaunch(4, 24, 1, 64, 4))
         assert counters.tolist() == [0] * len(counters)

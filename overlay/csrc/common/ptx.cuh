@@ -107,6 +107,13 @@ __device__ __forceinline__ float power(float x) { /* 2^x */
     return y;
 }
 
+/* To a unit in the last place, of a number between 2^-126 and 2^126. */
+__device__ __forceinline__ float reciprocal(float x) {
+    float y;
+    asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+    return y;
+}
+
 __device__ __forceinline__ uint32_t pack_bf16(float low, float high) {
     const __nv_bfloat162 v = __floats2bfloat162_rn(low, high);
     return *reinterpret_cast<const uint32_t *>(&v);

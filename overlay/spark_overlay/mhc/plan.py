@@ -64,6 +64,29 @@ class OneLaunch:
 
 
 @dataclass(frozen=True)
+class Slices:
+    """The CUDA library's one launch: ``rows`` (8 or 16) share a counter, a CTA has ``columns`` (64
+    or 128) of the hidden size and all 24 coefficients."""
+
+    rows: int
+    columns: int
+
+    def groups(self, tokens: int) -> int:
+        return -(-tokens // self.rows)
+
+    def shares(self, tokens: int, hidden: int) -> int:
+        """Float32 numbers of scratch."""
+        return self.groups(tokens) * (hidden // self.columns) * self.rows * COLUMNS
+
+    def check(self, hidden: int) -> None:
+        if self.rows not in (8, 16) or self.columns not in (64, 128) or hidden % self.columns:
+            raise PlanError(
+                f"mHC geometry {self}: rows must be 8 or 16, columns 64 or 128 and divide the "
+                f"hidden size {hidden}"
+            )
+
+
+@dataclass(frozen=True)
 class TwoLaunches:
     """``rows`` by ``block`` is a tile; a program has ``1 / splits`` of the hidden size."""
 
@@ -82,6 +105,8 @@ class TwoLaunches:
                 f"least, and splits x block divide the hidden size {hidden}"
             )
 
+
+Geometry = OneLaunch | Slices | TwoLaunches
 
 #: vLLM's own split of 16 to 32 rows: tiles of 6 coefficients, 8 slices of the hidden size, 128
 #: threads. Kept to reproduce its partial sums; our own is faster.
@@ -119,3 +144,8 @@ def two_launches(tokens: int, hidden: int) -> TwoLaunches:
     steps = hidden // block
     splits = max(s for s in range(1, min(10 if few else 2, steps) + 1) if steps % s == 0)
     return TwoLaunches(16, splits, block, 4, 3)
+
+
+def slices(tokens: int) -> Slices:
+    """Few rows: many CTAs, each with little to read. More: fewer shares for the last to add."""
+    return Slices(8, 64) if tokens <= 8 else Slices(8, 128) if tokens <= 16 else Slices(16, 128)

@@ -128,6 +128,8 @@ inline uint32_t times(uint32_t a, uint32_t b) {
 
 inline float power(float x) { return std::exp2(x); }
 
+inline float reciprocal(float x) { return 1 / x; }
+
 inline uint32_t pack_bf16(float low, float high) {
     return emulated::rounded(low) | static_cast<uint32_t>(emulated::rounded(high)) << 16;
 }
@@ -149,6 +151,10 @@ inline void meet(int number, int threads) {
     meetings[number].wait();
 }
 
+/* CTAs run one after the other: the order is theirs. */
+inline int add_and_order(int *at, int by) { return atomicAdd(at, by); }
+
+inline void prefetch(const void *) {}
 inline void let_next_start() {}
 inline void wait_for_previous() {}
 

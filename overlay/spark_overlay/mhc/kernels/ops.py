@@ -6,7 +6,8 @@ import torch
 import triton
 from torch import Tensor
 
-from spark_overlay.mhc.kernels.launch import Numbers, Work, run
+from spark_overlay.mhc.kernels.launch import run
+from spark_overlay.mhc.kernels.work import Numbers, Work
 from spark_overlay.mhc.kernels.write_back import write_back
 from spark_overlay.mhc.plan import STREAMS, PlanError
 
