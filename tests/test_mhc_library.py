@@ -29,6 +29,23 @@ def test_what_cannot_be_loaded_says_how_to_build_it(tmp_path: Path) -> None:
     refuses_to_load(library, "mhc", "--mhc", API, tmp_path)
 
 
+def test_a_library_that_is_named_and_not_there_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """None at all is said so; a slip is not taken for it."""
+    here = tmp_path / "here.so"
+    here.touch()
+    for named, found in ((str(here), True), ("none", False)):
+        monkeypatch.setenv(library.OVERRIDE, named)
+        library.present.cache_clear()
+        assert library.present() is found
+    monkeypatch.setenv(library.OVERRIDE, str(tmp_path / "slip.so"))
+    library.present.cache_clear()
+    with pytest.raises(library.MhcCudaError, match=r"SPARK_MHC_LIBRARY=.*slip\.so.*or none"):
+        library.present()
+    library.present.cache_clear()
+
+
 @pytest.mark.parametrize(("status", "kind"), [(1, ValueError), (2, library.MhcCudaError)])
 def test_what_the_library_refuses_is_raised_in_its_words(
     status: int, kind: type[Exception], tmp_path: Path

@@ -95,3 +95,15 @@ def chosen(override: str, installed: Path) -> Path:
     """Where the environment names another build (one for a GPU that the installed one is not for),
     that one."""
     return Path(os.environ.get(override) or installed)
+
+
+def is_there(override: str, installed: Path, error: type[Exception]) -> bool:
+    """Whether there is a library to load; the environment may say ``none``. Raises ``error`` where
+    it names one that is not there: what it asks for is never left out quietly."""
+    named = os.environ.get(override)
+    if named == "none":
+        return False
+    found = chosen(override, installed).exists()
+    if named and not found:
+        raise error(f"{override}={named}: there is no such file; needed: a library's path, or none")
+    return found

@@ -259,4 +259,7 @@ Value __ldg(const Value *at) {
 }
 inline float __int_as_float(int32_t bits) { return __uint_as_float(static_cast<uint32_t>(bits)); }
 inline float rsqrtf(float value) { return 1 / std::sqrt(value); }
-inline float4 __ldcg(const float4 *at) { return *at; }
+template <typename Value>
+Value __ldcg(const Value *at) {
+    return *at;
+}

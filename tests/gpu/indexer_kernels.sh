@@ -9,25 +9,27 @@ LIMIT=${LIMIT:-100}
 export PYTHONPATH=$PWD/overlay:$PWD/tests${PYTHONPATH:+:$PYTHONPATH}
 export TRITON_CACHE_DIR=${TRITON_CACHE_DIR:-/tmp/indexer_triton}
 . tests/gpu/libraries.sh
-tests="python3 -m pytest -q -m gpu -p no:cacheprovider tests/gpu/test_indexer_kernels.py"
+tests=(python3 -m pytest -q -m gpu -p no:cacheprovider tests/gpu/test_indexer_kernels.py)
 jobs=()
 begin() { timeout "$LIMIT" "${@:2}" >"$OUT/$1.log" 2>&1 & jobs+=($!); }
-names=(cuda triton)
+names=(triton cuda)
 if [[ ${1:-} == --sanitize ]]; then
     export PYTORCH_NO_CUDA_MEMORY_CACHING=1 # torch's allocator would hide what lies beyond a tensor
     names=(memcheck racecheck)
     libraries indexer || exit
     for tool in "${names[@]}"; do
         begin "$tool" compute-sanitizer --tool "$tool" --error-exitcode 9 \
-            --kernel-name-exclude kernel_substring=at:: $tests -k "short or page or equal or 1-64-0-6 or (rows_at_once and 8)"
+            --kernel-name-exclude kernel_substring=at:: "${tests[@]}" -k "short or page or equal or 1-64-0-6 or (rows_at_once and 8)"
     done
 else
-    begin triton env SPARK_INDEXER_LIBRARY=none $tests -n 4
+    begin triton env SPARK_INDEXER_LIBRARY=none "${tests[@]}" -n 4
     libraries indexer || exit
-    begin cuda $tests
+    begin cuda "${tests[@]}"
 fi
-wait "${jobs[@]}"
-for name in "${names[@]}"; do
-    echo "$name: $(tail -n 1 "$OUT/$name.log")"
-    grep -hE "^E  |=========" "$OUT/$name.log" | head -n 3 | cut -c1-200
+status=0
+for i in "${!jobs[@]}"; do
+    wait "${jobs[i]}" || status=$?
+    echo "${names[i]}: $(tail -n 1 "$OUT/${names[i]}.log")"
+    grep -hE "^E  |=========" "$OUT/${names[i]}.log" | head -n 3 | cut -c1-200 || true
 done
+exit "$status"

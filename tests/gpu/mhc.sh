@@ -9,6 +9,7 @@ LIMIT=${LIMIT:-180} began=$SECONDS status=0
 export PYTHONUNBUFFERED=1
 . tests/gpu/libraries.sh
 libraries mhc || exit
+began=$SECONDS
 left() { echo $((LIMIT - (SECONDS - began) > 3 ? LIMIT - (SECONDS - began) : 3)); }
 part() { # NAME MOST COMMAND…: with what is left of LIMIT, MOST at most
     local name=$1 most=$2 left rc

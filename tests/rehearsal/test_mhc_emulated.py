@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import emulation
@@ -32,6 +33,12 @@ def emulated(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
     loaded = library.Library(emulation.built("mhc", tmp_path_factory.mktemp("emulated")))
     with emulation.no_gpu() as patch:
         patch.setattr(library, "load", lambda: loaded)
+        new_empty = torch.Tensor.new_empty
+
+        def poisoned(self: torch.Tensor, *size: Any, **how: Any) -> torch.Tensor:
+            return new_empty(self, *size, **how).fill_(torch.nan)
+
+        patch.setattr(torch.Tensor, "new_empty", poisoned)  # scratch: what is read must be written
         yield ctypes.CDLL(str(loaded.path))
 
 
@@ -56,15 +63,31 @@ def test_every_kind_of_call(emulated: Any, kind: str) -> None:
         judged(cases.draw(5, 256, 7, **KINDS[kind]), at)
 
 
-def test_the_order_of_threads_is_no_matter_and_counters_are_left_at_zero(emulated: Any) -> None:
-    case = cases.draw(11, 384, 3)
-    one = judged(case, SHAPES[1])
-    emulated.run_backwards(1)
-    try:
-        other = cases.computed(case, SHAPES[1])
-    finally:
-        emulated.run_backwards(0)
-    assert all(torch.equal(one[name], other[name]) for name in one)
+@pytest.mark.parametrize("at", SHAPES, ids=lambda at: f"{at.rows}x{at.columns}")
+def test_the_order_of_threads_is_no_matter_and_counters_are_left_at_zero(
+    emulated: Any, at: Slices
+) -> None:
+    for tokens in (1, 2, 11):
+        case = cases.draw(tokens, 384, 3)
+        one = judged(case, at)
+        emulated.run_backwards(1)
+        try:
+            other = cases.computed(case, at)
+        finally:
+            emulated.run_backwards(0)
+        assert all(torch.equal(one[name], other[name]) for name in one)
+
+
+def test_rows_behind_the_last_are_not_read(emulated: Any) -> None:
+    case = cases.draw(5, 256, 4)
+    clean = judged(case, SHAPES[2])
+    for name in ("x", "residual", "post", "comb", "pre"):
+        value = getattr(case, name)
+        larger = torch.full((16, *value.shape[1:]), torch.nan, dtype=value.dtype)
+        larger[:5] = value
+        setattr(case, name, larger[:5])
+    found = cases.computed(case, SHAPES[2])
+    assert all(torch.equal(found[name], clean[name]) for name in clean)
 
 
 def test_a_row_of_nan_spoils_no_other(emulated: Any) -> None:
@@ -77,6 +100,15 @@ def test_a_row_of_nan_spoils_no_other(emulated: Any) -> None:
     for name in clean:
         assert torch.equal(found[name][others], clean[name][others]), name
         assert not found[name][5].isfinite().all()
+
+
+def test_one_iteration_and_many(emulated: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of logits far apart, too."""
+    for iterations in (1, 2, 60):
+        monkeypatch.setattr(cases, "NUMBERS", replace(cases.NUMBERS, iterations=iterations))
+        case = cases.draw(6, 256, 12)
+        case.scale *= 12
+        judged(case, SHAPES[1])
 
 
 def test_what_the_library_does_not_serve_is_not_asked_of_it() -> None:
@@ -94,6 +126,8 @@ def test_what_the_library_does_not_serve_is_not_asked_of_it() -> None:
     case = cases.draw(2, 256)
     case.fn = case.fn.bfloat16()
     assert not launch_cuda.serves(cases.poisoned(case), at)
+    with pytest.raises(PlanError, match=r"mHC's CUDA library .*bfloat16 over 4 streams; needed"):
+        cases.computed(case, at)
     case = cases.draw(2, 256)
     case.base = torch.empty(25)[1:]
     assert not launch_cuda.serves(cases.poisoned(case), at)

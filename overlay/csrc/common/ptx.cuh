@@ -149,6 +149,13 @@ __device__ __forceinline__ int add_and_order(int *at, int by) {
     return before;
 }
 
+/* The same of one more; behind `most` comes 0. */
+__device__ __forceinline__ int count_and_order(int *at, int most) {
+    int before;
+    asm volatile("atom.inc.acq_rel.gpu.global.u32 %0, [%1], %2;" : "=r"(before) : "l"(at), "r"(most) : "memory");
+    return before;
+}
+
 /* Between two launches of which the second may start early: the first says that its CTAs all run, the
  * second waits for its end before it reads what it wrote. No-ops where the chip has no such thing. */
 __device__ __forceinline__ void let_next_start() {

@@ -1,7 +1,8 @@
 /* mHC of up to 64 rows in one launch: a C interface for ctypes (spark_overlay/mhc/kernels/library.py).
  *
  * Pointers are device addresses but for the struct itself. A call launches on `stream` and returns; it
- * allocates nothing and waits for nothing, so it may be captured in a graph. */
+ * allocates nothing and waits for nothing, so it may be captured in a graph. With `early`, fn, scale, base and
+ * weight are constants: the launch in front of this one may not write them. */
 #pragma once
 
 #include <stdint.h>

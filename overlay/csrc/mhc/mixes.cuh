@@ -41,47 +41,61 @@ __device__ __forceinline__ void soften(float (&m)[STREAMS], float4 v, float eps)
     for (float &one : m) one = fmaf(one, by, eps);
 }
 
-/* Of four, by two: the unit that divides is slow. */
-__device__ __forceinline__ void reciprocals(float (&of)[STREAMS], const float (&v)[STREAMS]) {
-    const float first = reciprocal(v[0] * v[1]), second = reciprocal(v[2] * v[3]);
-    of[0] = v[1] * first, of[1] = v[0] * first, of[2] = v[3] * second, of[3] = v[2] * second;
-}
-
-/* One step of Sinkhorn's: each line of `m` (ACROSS: its rows) is divided by its sum and eps. A line's factor
- * was 1 / before; it is one by what is put there. The crossing lines have factors `by`. */
-template <bool ACROSS>
-__device__ __forceinline__ void step(float (&before)[STREAMS], const float (&m)[STREAMS][STREAMS],
-                                     const float (&by)[STREAMS], float eps) {
-#pragma unroll
-    for (int i = 0; i < STREAMS; ++i) {
-        const auto at = [&](int k) { return ACROSS ? m[i][k] : m[k][i]; };
-        const float half = fmaf(at(3), by[3], at(2) * by[2]);
-        before[i] = fmaf(at(1), by[1], fmaf(at(0), by[0], eps * before[i])) + half;
+/* Factors of four lines, each `by` of it: the sum of a line divides it, so its factor is the product of the other
+ * three sums by the product of all. The unit that divides is slow; meanwhile the crossing lines are added up. */
+struct Factors {
+    float of[STREAMS], by;
+    __device__ __forceinline__ void divide(const float (&sums)[STREAMS]) {
+        const float first = sums[0] * sums[1], second = sums[2] * sums[3];
+        by = reciprocal(first * second);
+        of[0] = sums[1] * second, of[1] = sums[0] * second, of[2] = sums[3] * first, of[3] = sums[2] * first;
     }
+};
+
+/* One step of Sinkhorn's: the sums, and eps, of the lines of `m` (ACROSS: its rows), the crossing lines having
+ * `factors`. A line's own factor was one by what stood in `sums`. */
+template <bool ACROSS>
+__device__ __forceinline__ void add_lines(float (&sums)[STREAMS], const float (&m)[STREAMS][STREAMS],
+                                          const Factors &factors, float eps) {
+    float line[STREAMS];
+#pragma unroll
+    for (int k = 0; k < STREAMS; ++k)
+#pragma unroll
+        for (int i = 0; i < STREAMS; ++i) {
+            const float value = ACROSS ? m[i][k] : m[k][i];
+            line[i] = k ? fmaf(value, factors.of[k], line[i]) : value * factors.of[k];
+        }
+#pragma unroll
+    for (int i = 0; i < STREAMS; ++i) sums[i] = fmaf(line[i], factors.by, eps * sums[i]);
 }
 
 /* One thread holds a row's residual mix, as its start and a factor for each of its rows and columns, so that
  * no iteration waits for another thread. */
 __device__ __forceinline__ void sinkhorn(const float *row, const mhc_args &a, const Constants &c, float4 *out) {
-    float m[STREAMS][STREAMS], w[STREAMS], z[STREAMS], u[STREAMS], v[STREAMS];
+    float m[STREAMS][STREAMS], across[STREAMS], down[STREAMS];
+    Factors rows, columns;
     const float gain = norm_of(row, a) * c.scale[2], eps = a.sinkhorn_eps;
 #pragma unroll
     for (int i = 0; i < STREAMS; ++i) {
         soften(m[i], moved(row, 8 + 4 * i, gain, c.base), eps);
-        w[i] = z[i] = u[i] = 1.f;
+        across[i] = down[i] = rows.of[i] = 1.f;
     }
-    step<false>(z, m, u, eps);
-    reciprocals(v, z);
+    rows.by = 1.f;
+    add_lines<false>(down, m, rows, eps);
+    columns.divide(down);
 #pragma unroll 1
     for (int i = 1; i < a.iterations; ++i) {
-        step<true>(w, m, v, eps);
-        reciprocals(u, w);
-        step<false>(z, m, u, eps);
-        reciprocals(v, z);
+        add_lines<true>(across, m, columns, eps);
+        rows.divide(across);
+        add_lines<false>(down, m, rows, eps);
+        columns.divide(down);
     }
 #pragma unroll
-    for (int i = 0; i < STREAMS; ++i)
-        out[i] = {m[i][0] * u[i] * v[0], m[i][1] * u[i] * v[1], m[i][2] * u[i] * v[2], m[i][3] * u[i] * v[3]};
+    for (int i = 0; i < STREAMS; ++i) {
+        const float by = rows.of[i] * rows.by * columns.by;
+        out[i] = {m[i][0] * by * columns.of[0], m[i][1] * by * columns.of[1], m[i][2] * by * columns.of[2],
+                  m[i][3] * by * columns.of[3]};
+    }
 }
 
 } // namespace mhc

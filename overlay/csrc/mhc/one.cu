@@ -16,7 +16,7 @@ namespace {
 constexpr int QUADS = 7; /* of a row's shares: SQUARES is in the last */
 constexpr int BATCH = 5; /* fours of columns of a row that a thread has under way at once */
 
-union Shared {
+union alignas(16) Shared {
     struct {
         float tiles[WARPS][16 * PADDED], totals[16 * PADDED];
         Constants constants;
@@ -29,24 +29,28 @@ union Shared {
 };
 
 /* What will be read soon is asked for while the launch in front of this one ends: L2 has no old values, so
- * that one may still be writing them. `rows` of 128 << `by` bytes or a little less. */
-__device__ __forceinline__ void ask(const void *first, int64_t row_bytes, int rows, int by) {
+ * that one may still be writing them. */
+__device__ __forceinline__ void ask(const void *first, int64_t bytes) {
 #pragma unroll 1
-    for (int i = static_cast<int>(threadIdx.x); i < rows << by; i += THREADS)
-        prefetch(static_cast<const uint8_t *>(first) + (i >> by) * row_bytes + (i & ((1 << by) - 1)) * 128);
+    for (int64_t i = 128 * static_cast<int>(threadIdx.x); i < bytes; i += 128 * THREADS)
+        prefetch(static_cast<const uint8_t *>(first) + i);
 }
-
-/* One run of bytes. */
-__device__ __forceinline__ void ask(const void *first, int bytes) { ask(first, 128, (bytes + 127) / 128, 0); }
 
 /* ---- a row ------------------------------------------------------------------------------------- */
 
 template <bool POST>
 __device__ __forceinline__ void take_row(Shared &s, const mhc_args &a, int row) {
     const int tid = static_cast<int>(threadIdx.x), lane = tid & 31, warp = tid >> 5, fours = a.hidden / 4;
+    if (a.early) {
+        const int64_t bytes = 2 * a.hidden, at = row * bytes;
+        ask(static_cast<const uint8_t *>(a.residual) + STREAMS * at, STREAMS * bytes);
+        if (POST) ask(static_cast<const uint8_t *>(a.x) + at, bytes);
+        if (a.weight) ask(a.weight, bytes);
+        wait_for_previous();
+    }
     Mix<STREAMS> mix;
     if constexpr (POST) mix = mix_of<STREAMS>(a, row, 0, true);
-    const float4 pre = a.pre ? __ldg(reinterpret_cast<const float4 *>(a.pre) + row) : make_float4(1.f, 0.f, 0.f, 0.f);
+    const float4 pre = a.pre ? __ldcg(reinterpret_cast<const float4 *>(a.pre) + row) : make_float4(1.f, 0.f, 0.f, 0.f);
     auto *streams = static_cast<uint2 *>(a.streams) + static_cast<int64_t>(row) * STREAMS * fours;
     auto *input = static_cast<uint2 *>(a.input) + static_cast<int64_t>(row) * fours;
     constexpr float4 QUARTER = {0.25f, 0.25f, 0.25f, 0.25f}; /* the mean, exact but for its sum */
@@ -96,36 +100,63 @@ __device__ __forceinline__ void take_row(Shared &s, const mhc_args &a, int row) 
 
 /* ---- the projection ---------------------------------------------------------------------------- */
 
+/* How a CTA's threads share what is added up: eight a row, of which each takes a quad of its columns of every
+ * `parts`-th CTA's shares. Rows are taken as 1 << by. */
+struct Adders {
+    int by, parts, part, row;
+    unsigned first; /* quad of the shares */
+};
+
+template <int ROWS>
+__device__ __forceinline__ Adders adders_of(int group, int splits, int live) {
+    const int tid = static_cast<int>(threadIdx.x);
+    Adders my;
+    my.by = live > 1 ? 32 - __clz(live - 1) : 0;
+    my.parts = THREADS / 8 >> my.by, my.part = tid >> (3 + my.by), my.row = (tid >> 3) & ((1 << my.by) - 1);
+    my.first = static_cast<unsigned>(((group * splits + my.part) * ROWS + my.row) * (COLUMNS / 4) + (tid & 7));
+    return my;
+}
+
+__device__ __forceinline__ float4 plus(float4 a, float4 b) { return {a.x + b.x, a.y + b.y, a.z + b.z, a.w + b.w}; }
+
+__device__ __forceinline__ float4 folded(float4 v, int by) {
+    return plus(v, {__shfl_xor_sync(0xffffffffu, v.x, by), __shfl_xor_sync(0xffffffffu, v.y, by),
+                    __shfl_xor_sync(0xffffffffu, v.z, by), __shfl_xor_sync(0xffffffffu, v.w, by)});
+}
+
 /* Of a group's live rows, the sum of all CTAs' shares, to s.totals. */
 template <int ROWS>
-__device__ __forceinline__ void add_up(Shared &s, const mhc_args &a, int group, int splits, int live) {
+__device__ __forceinline__ void add_up(Shared &s, const mhc_args &a, Adders my, int splits, int live) {
     constexpr int BATCH = 10;
-    const int tid = static_cast<int>(threadIdx.x);
-    const int by = live > 1 ? 32 - __clz(live - 1) : 0; /* rows are taken as 1 << by: threads have equal parts */
-    const int parts = THREADS / 8 >> by, part = tid >> (3 + by), row = (tid >> 3) & ((1 << by) - 1), quad = tid & 7;
-    if (row < live && quad < QUADS) {
-        const auto *at = reinterpret_cast<const float4 *>(a.shares) +
-                         (static_cast<int64_t>(group * splits) * ROWS + row) * (COLUMNS / 4) + quad;
-        float4 sum = {0.f, 0.f, 0.f, 0.f};
+    const int tid = static_cast<int>(threadIdx.x), quad = tid & 7;
+    const auto *shares = reinterpret_cast<const float4 *>(a.shares);
+    const bool mine = my.row < live && quad < QUADS;
+    const unsigned step = static_cast<unsigned>(my.parts * (ROWS * COLUMNS / 4));
+    float4 sum = {0.f, 0.f, 0.f, 0.f};
 #pragma unroll 1
-        for (int begin = part; begin < splits; begin += BATCH * parts) {
-            float4 v[BATCH]; /* all under way at once, and not by way of L1 */
+    for (int begin = my.part; begin < splits; begin += BATCH * my.parts) {
+        float4 v[BATCH]; /* all under way at once, and not by way of L1 */
 #pragma unroll
-            for (int i = 0; i < BATCH; ++i) {
-                const int split = begin + i * parts;
-                v[i] = split < splits ? __ldcg(at + split * (ROWS * COLUMNS / 4)) : make_float4(0.f, 0.f, 0.f, 0.f);
-            }
-#pragma unroll
-            for (int i = 0; i < BATCH; ++i) sum.x += v[i].x, sum.y += v[i].y, sum.z += v[i].z, sum.w += v[i].w;
+        for (int i = 0; i < BATCH; ++i, my.first += step) {
+            v[i] = make_float4(0.f, 0.f, 0.f, 0.f);
+            if (mine && begin + i * my.parts < splits) v[i] = __ldcg(shares + my.first);
         }
-        *reinterpret_cast<float4 *>(&s.tiles[0][0] + ((part << by) + row) * PADDED + 4 * quad) = sum;
+#pragma unroll
+        for (int i = 0; i < BATCH; ++i) sum = plus(sum, v[i]);
     }
+    /* A warp's parts of one row first. */
+    if (my.by == 0) sum = folded(sum, 8);
+    if (my.by <= 1) sum = folded(sum, 16);
+    if (my.by <= 1) my.part = tid >> 5, my.parts = WARPS;
+    float *parts = &s.tiles[0][0];
+    if (mine && (tid >> 3 & 3) < 1 << my.by)
+        *reinterpret_cast<float4 *>(parts + ((my.part << my.by) + my.row) * PADDED + 4 * quad) = sum;
     __syncthreads();
     for (int i = tid; i < live * COLUMNS; i += THREADS) {
         const int at = i / COLUMNS * PADDED + i % COLUMNS;
         if (i % COLUMNS > SQUARES) continue;
         float total = 0.f;
-        for (int p = 0; p < parts; ++p) total += (&s.tiles[0][0])[(p << by) * PADDED + at];
+        for (int p = 0; p < my.parts; ++p) total += parts[(p << my.by) * PADDED + at];
         s.totals[at] = total;
     }
     __syncthreads();
@@ -138,10 +169,14 @@ __device__ __forceinline__ void take_slice(Shared &s, const mhc_args &a, int gro
     const int tid = static_cast<int>(threadIdx.x), lane = tid & 31, warp = tid >> 5;
     const int splits = a.hidden / SLICE, first = group * ROWS, live = min(ROWS, a.tokens - first);
     const int column = split * SLICE + 16 * (warp % BLOCKS);
-    if (tid < MIXES) s.constants.base[tid] = __ldg(a.base + tid);
-    if (tid >= 32 && tid < 35) s.constants.scale[tid - 32] = __ldg(a.scale + tid - 32);
-    put(s.tiles[warp], share_of<TILES, STREAMS / HALVES, POST>(a, first, warp / BLOCKS * (STREAMS / HALVES), column, lane),
-        lane);
+    constexpr int EACH = STREAMS / HALVES;
+    const int stream = warp / BLOCKS * EACH;
+    uint4 weights[EACH][3];
+    take_weights(weights, a, stream, column, lane);
+    const float constant = tid < MIXES + 3 ? __ldg(tid < MIXES ? a.base + tid : a.scale + tid - MIXES) : 0.f;
+    if (a.early) wait_for_previous();
+    put(s.tiles[warp], share_of<TILES, EACH, POST>(a, weights, first, stream, column, lane), lane);
+    if (tid < MIXES + 3) (tid < MIXES ? s.constants.base[tid] : s.constants.scale[tid - MIXES]) = constant;
     __syncthreads();
     float *mine = a.shares + static_cast<int64_t>(group * splits + split) * ROWS * COLUMNS;
 #pragma unroll
@@ -153,15 +188,14 @@ __device__ __forceinline__ void take_slice(Shared &s, const mhc_args &a, int gro
             for (int w = 0; w < WARPS; ++w) sum += s.tiles[w][row * PADDED + k];
         if (row < live && k < 4 * QUADS) mine[at] = sum;
     }
+    Adders my = adders_of<ROWS>(group, splits, live);
+    asm volatile("" : "+r"(my.first), "+r"(my.part)); /* so that they are there when the last one is known */
     /* Every thread's shares are stored before one of them says so to the whole GPU. */
     __syncthreads();
-    if (tid == 0) {
-        s.last = add_and_order(a.counters + group, 1) == splits - 1;
-        if (s.last) a.counters[group] = 0;
-    }
+    if (tid == 0) s.last = count_and_order(a.counters + group, splits - 1) == splits - 1;
     __syncthreads();
     if (!s.last) return;
-    add_up<ROWS>(s, a, group, splits, live);
+    add_up<ROWS>(s, a, my, splits, live);
     /* A warp each: Sinkhorn's, which take longest, the next pre-mix, the post mix. */
     if (lane >= live) return;
     const float *row = s.totals + lane * PADDED;
@@ -188,19 +222,6 @@ __global__ void __launch_bounds__(THREADS, 2) one_launch(const __grid_constant__
     int split = static_cast<int>(blockIdx.x), group = 0;
     for (; group < groups && split >= splits; ++group) split -= splits; /* sooner than a division */
     const int row = group < groups ? -1 : split;
-    if (a.early) {
-        if (row >= 0) {
-            const int bytes = 2 * a.hidden;
-            const int64_t at = static_cast<int64_t>(row) * bytes;
-            ask(static_cast<const uint8_t *>(a.residual) + STREAMS * at, STREAMS * bytes);
-            if (POST) ask(static_cast<const uint8_t *>(a.x) + at, bytes);
-            if (a.weight) ask(a.weight, bytes);
-        } else {
-            ask(a.fn + split * SLICE, 4 * static_cast<int64_t>(a.hidden), MIXES * STREAMS,
-                HALVES == 1 ? 2 : 1);
-        }
-        wait_for_previous();
-    }
     if (row >= 0)
         take_row<POST>(s, a, row);
     else

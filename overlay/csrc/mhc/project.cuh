@@ -50,16 +50,22 @@ __device__ __forceinline__ void multiply(Sums<TILES> &sums, const uint4 (&w)[3],
     }
 }
 
-/* A warp's share: `EACH` streams from `first` on, of 16 columns. */
-template <int TILES, int EACH, bool POST>
-__device__ __forceinline__ Sums<TILES> share_of(const mhc_args &a, int row, int first, int column, int lane) {
-    const int g = lane >> 2, h = column + 4 * (lane & 3);
-    uint4 w[EACH][3];
-    const float *weights = a.fn + static_cast<int64_t>(g * STREAMS + first) * a.hidden + h;
+/* A warp's weights: of `EACH` streams from `first` on, 16 columns. Constants: read before the launch in front has
+ * ended. */
+template <int EACH>
+__device__ __forceinline__ void take_weights(uint4 (&w)[EACH][3], const mhc_args &a, int first, int column, int lane) {
+    const float *at = a.fn + static_cast<int64_t>((lane >> 2) * STREAMS + first) * a.hidden + column + 4 * (lane & 3);
 #pragma unroll
     for (int s = 0; s < EACH; ++s)
 #pragma unroll
-        for (int i = 0; i < 3; ++i) w[s][i] = load16(weights + (8 * i * STREAMS + s) * a.hidden);
+        for (int i = 0; i < 3; ++i) w[s][i] = load16(at + (8 * i * STREAMS + s) * a.hidden);
+}
+
+/* A warp's share of the projections of the rows from `row` on. */
+template <int TILES, int EACH, bool POST>
+__device__ __forceinline__ Sums<TILES> share_of(const mhc_args &a, const uint4 (&w)[EACH][3], int row, int first,
+                                                int column, int lane) {
+    const int g = lane >> 2, h = column + 4 * (lane & 3);
     uint2 rows[EACH][TILES];
     Sums<TILES> sums;
 #pragma unroll

@@ -14,10 +14,11 @@ constexpr int SQUARES = MIXES; /* the column of a row's sum of squares */
 __device__ __forceinline__ float lower(uint32_t pair) { return __uint_as_float(pair << 16); }
 __device__ __forceinline__ float upper(uint32_t pair) { return __uint_as_float(pair & 0xffff0000u); }
 
-/* Four bf16 from column `h` on; zeros where `there` is false. */
+/* Four bf16 from column `h` on; zeros where `there` is false. What the launch before may have written is read
+ * past L1 and as no constant (`ldcg`): it may still be written when this one starts. */
 __device__ __forceinline__ uint2 four_of(const void *values, int64_t row, int hidden, int h, bool there) {
     const auto *at = static_cast<const __nv_bfloat16 *>(values) + row * hidden + h;
-    return there ? __ldg(reinterpret_cast<const uint2 *>(at)) : make_uint2(0, 0);
+    return there ? __ldcg(reinterpret_cast<const uint2 *>(at)) : make_uint2(0, 0);
 }
 
 /* What four columns of a row are made of. */
@@ -39,10 +40,10 @@ template <int COUNT>
 __device__ __forceinline__ void take(float (&to)[COUNT], const float *at, bool there) {
     static_assert(COUNT == 2 || COUNT == 4);
     if constexpr (COUNT == 4) {
-        const float4 v = there ? __ldg(reinterpret_cast<const float4 *>(at)) : make_float4(0.f, 0.f, 0.f, 0.f);
+        const float4 v = there ? __ldcg(reinterpret_cast<const float4 *>(at)) : make_float4(0.f, 0.f, 0.f, 0.f);
         to[0] = v.x, to[1] = v.y, to[2] = v.z, to[3] = v.w;
     } else {
-        const float2 v = there ? __ldg(reinterpret_cast<const float2 *>(at)) : make_float2(0.f, 0.f);
+        const float2 v = there ? __ldcg(reinterpret_cast<const float2 *>(at)) : make_float2(0.f, 0.f);
         to[0] = v.x, to[1] = v.y;
     }
 }

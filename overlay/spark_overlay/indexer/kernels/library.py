@@ -8,7 +8,7 @@ from functools import cache
 from pathlib import Path
 from typing import ClassVar
 
-from spark_overlay.native_library import CudaLibrary, chosen
+from spark_overlay.native_library import CudaLibrary, chosen, is_there
 
 LIBRARY = Path(__file__).resolve().parents[1] / "_cuda.so"
 #: Another build of it, for a GPU the installed one is not for.
@@ -108,5 +108,6 @@ def load(path: Path | None = None) -> Library:
 
 @cache
 def present() -> bool:
-    """Whether there is one to load; without it the Triton kernels compute."""
-    return chosen(OVERRIDE, LIBRARY).exists()
+    """Whether there is one to load; without it the Triton kernels compute. Raises IndexerCudaError
+    where SPARK_INDEXER_LIBRARY names none that is there, nor "none"."""
+    return is_there(OVERRIDE, LIBRARY, IndexerCudaError)

@@ -6,7 +6,7 @@ import torch
 
 from spark_overlay.mhc.kernels import library
 from spark_overlay.mhc.kernels.work import Numbers, Work, counters_of
-from spark_overlay.mhc.plan import STREAMS, Slices
+from spark_overlay.mhc.plan import STREAMS, PlanError, Slices
 
 
 def serves(work: Work, at: Slices) -> bool:
@@ -19,7 +19,13 @@ def serves(work: Work, at: Slices) -> bool:
 
 
 def run(work: Work, numbers: Numbers, at: Slices) -> None:
-    """Fill the outputs, as ``launch.run``."""
+    """Fill the outputs, as ``launch.run``. Raises PlanError for what the library does not serve."""
+    if not serves(work, at):
+        raise PlanError(
+            f"mHC's CUDA library at {at}: {work.tokens} rows of {work.hidden}, fn {work.fn.dtype} "
+            f"over {work.sources} streams; needed: up to {library.MOST_TOKENS} rows, a multiple of "
+            f"{at.columns} up to {library.MOST_HIDDEN}, float32 over {STREAMS}, all at 16 bytes"
+        )
     groups = at.groups(work.tokens)
     device = work.residual.device
     shares = work.residual.new_empty(at.shares(work.tokens, work.hidden), dtype=torch.float32)
