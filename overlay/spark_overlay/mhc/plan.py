@@ -148,4 +148,4 @@ def two_launches(tokens: int, hidden: int) -> TwoLaunches:
 
 def slices(tokens: int) -> Slices:
     """Few rows: many CTAs, each with little to read. More: fewer shares for the last to add."""
-    return Slices(8, 64) if tokens <= 8 else Slices(8, 128) if tokens <= 16 else Slices(16, 128)
+    return Slices(8, 64) if tokens <= 8 else Slices(8, 128) if tokens <= 32 else Slices(16, 128)
