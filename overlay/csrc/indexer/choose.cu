@@ -51,26 +51,41 @@ struct Row {
     }
 };
 
-/* Where `n` keys are kept; null: nowhere. */
-__device__ __forceinline__ uint4 *keep(const Row &row, int n, uint8_t *memory) {
-    return n <= row.room ? reinterpret_cast<uint4 *>(memory) : nullptr;
-}
+/* Whether `n` values are kept in dynamic shared memory. */
+__device__ __forceinline__ bool keeps(const Row &row, int n) { return n <= row.room; }
 
 /* Blocks whose bests, more than are held, reach a bound, to s.blocks; returns how many there are. Ends with a
  * barrier. */
 __device__ __forceinline__ int list_blocks(const Row &row, const Source &from, Shared &s, uint8_t *memory,
                                            Range &range) {
-    const int words = (from.n + 31) / 32;
-    uint4 *kept = keep(row, from.n, memory);
+    const int whole = from.n / 4, words = (from.n + 31) / 32; /* quads */
+    auto *kept = reinterpret_cast<float4 *>(memory);
+    const bool keep = keeps(row, from.n);
+    if (keep) { /* a thread copies what it reads */
+        for (int quad = thread(); 4 * quad < from.n; quad += CHOOSERS)
+            copy16(shared_address(kept + quad), from.values + 4 * quad, true);
+        copy_commit();
+    }
     clear(s, words);
-    range = bounds(s, top_of(Keeping{from, kept}), row.count);
-    const auto reach = [&](int quad, uint4 k) {
-        mark(s.bits, quad, nibble(k, [&](uint32_t key) { return key >= range.lo; }));
+    copy_wait_all();
+    const auto each = [&](auto &&work) {
+        const auto if_whole = [&](int quad, const float4 &v) {
+            if (quad < whole) work(quad, v);
+        };
+        if (keep)
+            by_several<float4>(whole, [&](int quad) { return kept[quad]; }, if_whole);
+        else
+            by_several<float4, 8>(whole, [&](int quad) { return from.first(quad); }, if_whole);
+        if (from.n % 4 && thread() == whole % CHOOSERS)
+            work(whole, before_end(keep ? kept[whole] : from.first(whole), whole, from.n));
     };
-    if (kept)
-        Kept{kept, from.n}.each(reach);
-    else
-        Streamed{from}.each(reach);
+    float4 top = {-INFINITY, -INFINITY, -INFINITY, -INFINITY};
+    each([&](int, const float4 &v) { top = larger(top, v); });
+    range = bounds(s, in_order(top), row.count);
+    const float least = from_order(range.lo);
+    each([&](int quad, const float4 &v) {
+        mark(s.bits, quad, nibble(v, [&](float value) { return value >= least; }));
+    });
     __syncthreads();
     const int all = in_turn(s, s.bits, words, [&](int rank, int place) {
         if (rank < ROOM) s.blocks[rank] = place;
@@ -125,12 +140,13 @@ __device__ __forceinline__ int choose_any(const Row &row, Source from, Shared &s
     for (;;) {
         const bool last = from.blocks || !row.twice();
         const int words = (from.n + 31) / 32, most = last ? row.count : row.most();
-        uint4 *kept = keep(row, from.n, memory);
+        const bool keep = keeps(row, from.n);
+        auto *kept = reinterpret_cast<uint4 *>(memory);
         clear(s, words);
-        const uint4 top = top_of(Keeping{from, kept});
+        const uint4 top = top_of(Keeping{from, keep ? kept : nullptr});
         if (!from.blocks) range = bounds(s, top, row.count);
         __syncthreads();
-        if (kept)
+        if (keep)
             range.lo = choose_best(s, Kept{kept, from.n}, from.n, row.count, most, range);
         else
             range.lo = choose_best(s, Streamed{from}, from.n, row.count, most, range);

@@ -27,10 +27,7 @@ struct Taken {
 /* The largest of each quarter of a thread's values. */
 __device__ __forceinline__ uint4 top_of(const Held &held) {
     float4 top = {-INFINITY, -INFINITY, -INFINITY, -INFINITY};
-    held.each([&](int c) {
-        const float4 &v = held.quads[c];
-        top = {fmaxf(top.x, v.x), fmaxf(top.y, v.y), fmaxf(top.z, v.z), fmaxf(top.w, v.w)};
-    });
+    held.each([&](int c) { top = larger(top, held.quads[c]); });
     return in_order(top);
 }
 

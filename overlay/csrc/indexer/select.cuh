@@ -133,8 +133,8 @@ __device__ __forceinline__ int in_turn(Shared &s, const uint32_t *bits, int word
     return static_cast<int>(total);
 }
 
-template <typename Test>
-__device__ __forceinline__ uint32_t nibble(uint4 k, Test &&test) {
+template <typename Quad, typename Test>
+__device__ __forceinline__ uint32_t nibble(const Quad &k, Test &&test) {
     return (test(k.x) ? 1u : 0u) | (test(k.y) ? 2u : 0u) | (test(k.z) ? 4u : 0u) | (test(k.w) ? 8u : 0u);
 }
 

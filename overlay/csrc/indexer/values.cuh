@@ -9,7 +9,6 @@
 namespace indexer {
 
 constexpr int CHOOSERS = 512, CHOOSER_WARPS = CHOOSERS / 32, QUADS = INDEXER_DIRECT / 4 / CHOOSERS;
-constexpr int UNDER_WAY = 4;     /* quads of a thread */
 constexpr int WARP_VALUES = 128; /* of a warp's quads */
 constexpr uint32_t ALL = 0xffffffffu, NONE = 0x007fffffu; /* the key of -inf; every number's is more */
 
@@ -24,6 +23,10 @@ __device__ __forceinline__ uint32_t in_order(float value) {
 }
 __device__ __forceinline__ uint4 in_order(float4 v) {
     return {in_order(v.x), in_order(v.y), in_order(v.z), in_order(v.w)};
+}
+
+__device__ __forceinline__ float4 larger(float4 v, float4 w) {
+    return {fmaxf(v.x, w.x), fmaxf(v.y, w.y), fmaxf(v.z, w.z), fmaxf(v.w, w.w)};
 }
 
 /* What has this key. */
@@ -92,7 +95,7 @@ __device__ __forceinline__ void hold(Held &held, const Source &from) {
 
 /* A thread's quads of the first `all`, several under way at once: work(quad, what `get` gave, which is nothing
  * from `all` on), by whole warps. */
-template <typename Quad, typename Get, typename Do>
+template <typename Quad, int UNDER_WAY = 4, typename Get, typename Do>
 __device__ __forceinline__ void by_several(int all, Get &&get, Do &&work) {
 #pragma unroll 1
     for (int begin = thread(); begin - lane() < all; begin += UNDER_WAY * CHOOSERS) {
