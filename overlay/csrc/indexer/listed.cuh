@@ -97,10 +97,11 @@ __device__ __forceinline__ bool pick(Shared &s, const Taken &taken, int count, i
     const uint32_t wide = range.hi - range.lo, first = 4 * TAKEN * threadIdx.x;
     const int shift = max(0, 21 - __clz(wide));
     uint32_t far[4 * TAKEN];
-    /* Those beside them, too: they lie behind. */
+    /* Those beside them, too: they lie behind. What lies in no bin meets no other lane's. */
+    const auto beside = static_cast<uint32_t>(BINS + lane());
     taken.each([&](int k, float value) {
         far[k] = range.hi - in_order(value);
-        atomicAdd(&s.counts[min(far[k] >> shift, static_cast<uint32_t>(BINS))], 1u);
+        atomicAdd(&s.counts[min(far[k] >> shift, beside)], 1u);
     });
     if (thread() == 0) s.listed = 0;
     __syncthreads();

@@ -20,7 +20,7 @@ struct alignas(16) Found {
 };
 
 struct alignas(16) Shared {
-    uint32_t counts[BINS + 4]; /* zero but between counting and `find`; then that of what lies in no bin */
+    uint32_t counts[BINS + 32]; /* zero but between counting and `find`; then of what lies in none, by lanes */
     union {
         uint32_t ties[MOST_WORDS];
         float4 quads[LISTED];
@@ -107,13 +107,14 @@ __device__ __forceinline__ Range bounds(Shared &s, uint4 top, int count) {
     if (lane() == 0) s.most[warp()] = highest;
     __syncthreads();
     Range range{NONE + 1, __reduce_max_sync(ALL, s.most[lane() & (CHOOSER_WARPS - 1)])};
-    /* Nothing lies there, too: the bound is above it. */
-    const auto add = [&](uint32_t key) { atomicAdd(&s.counts[bin_of(range.hi - key)], 1u); };
+    const auto add = [&](uint32_t key) {
+        if (key > NONE) atomicAdd(&s.counts[bin_of(range.hi - key)], 1u);
+    };
     add(top.x), add(top.y), add(top.z), add(top.w);
     __syncthreads();
     const Found last = find(s, count);
     const uint32_t far = end_of(static_cast<uint32_t>(last.bin));
-    if (far < range.hi - NONE) range.lo = range.hi - far;
+    if (last.all >= count && far < range.hi - NONE) range.lo = range.hi - far;
     return range;
 }
 

@@ -86,7 +86,11 @@ __device__ __forceinline__ void hold(Held &held, const Source &from) {
     if (from.blocks) { /* a step leads to the same place in a later block */
         const int in_step = 32 >> from.shift, in_block = held.first & ((1 << from.shift) - 1);
         const int32_t *block = from.blocks + (held.first >> from.shift);
-        held.each([&](int c) { held.quads[c] = from.first((block[c * in_step] << from.shift) + in_block); });
+        int at[QUADS];
+#pragma unroll
+        for (int c = 0; c < QUADS; ++c)
+            if (held.any(c / 2)) at[c] = (block[c * in_step] << from.shift) + in_block;
+        held.each([&](int c) { held.quads[c] = from.first(at[c]); });
     } else
         held.each([&](int c) { held.quads[c] = from.first(held.first + 32 * c); });
     if (from.n % 4 && held.end == quads)
