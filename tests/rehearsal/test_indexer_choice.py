@@ -155,7 +155,9 @@ ROWS: dict[str, tuple[torch.Tensor, bool]] = {
     "blocks together": (blocks_of(apart(normal(8192), slice(3001, 4201))), False),
     "more quads of blocks": (blocks_of(apart(normal(8192), in_one_group(8192, 500))), True),
     "many blocks of few groups": (blocks_of(apart(normal(1500), in_one_group(1500, 400))), False),
-    "all of a block": (normal(2048, 4).repeat_interleave(16), True),
+    "all of a block": (normal(2048, 4).repeat_interleave(16), False),
+    "one of each quad": (blocks_of(torch.full((2048,), -9.0)), True),
+    "smooth": (normal(50_000, 5).cumsum(0) / 99, False),
     "equal blocks": (blocks_of(torch.zeros(2500)), True),
     "nothing in two rounds": (torch.full((20_000,), NOTHING), False),
     "few blocks have anything": (torch.cat([normal(64, 1), torch.full((19_936,), NOTHING)]), False),
@@ -164,6 +166,7 @@ ROWS: dict[str, tuple[torch.Tensor, bool]] = {
     "many equal blocks": (blocks_of(torch.ones(DIRECT + 5)), True),
 }
 ROWS["nothing but one"][0][4321] = -7.0
+ROWS["one of each quad"][0][::4] = normal(2048, 6).abs().repeat_interleave(4)
 
 
 @pytest.mark.parametrize("name", ROWS)

@@ -110,10 +110,15 @@ __device__ __forceinline__ int choose_listed(const Row &row, Source from, Shared
     for (;;) {
         Held held;
         hold(held, from);
-        if (!from.blocks) range = bounds(s, top_of(held), row.count);
         const bool last = from.blocks || !row.twice();
-        const int most = last ? row.count : row.most(), listed = list_quads(s, held, range.lo);
-        if (listed > LISTED) return -1;
+        const int most = last ? row.count : row.most();
+        int listed = LISTED + 1;
+        for (bool bound = from.blocks; listed > LISTED; bound = false) {
+            /* Blocks whose scores are alike have more that reaches their bests' bound than reaches its own. */
+            if (!bound) range = bounds(s, top_of(held), row.count);
+            listed = list_quads(s, held, range.lo);
+            if (listed > LISTED && !bound) return -1;
+        }
         Taken taken = take(s, listed);
         uint32_t bits = 0, rank = 0, all = static_cast<uint32_t>(listed);
         if (listed <= most) bits = reaching(taken, range.lo), rank = before(s, __popc(bits), all);
