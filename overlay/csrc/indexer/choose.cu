@@ -121,10 +121,10 @@ __device__ __forceinline__ int choose_listed(const Row &row, Source from, Shared
         }
         Taken taken = take(s, listed);
         uint32_t bits = 0, rank = 0, all = static_cast<uint32_t>(listed);
-        if (listed <= most) bits = reaching(taken, range.lo), rank = before(s, __popc(bits), all);
+        if (listed <= most) bits = reaching(taken, range.lo), rank = before(s, __popc(bits), &all);
         if (static_cast<int>(all) > most) {
             if (!pick(s, taken, row.count, most, range, bits)) return -1;
-            rank = before(s, __popc(bits), all);
+            rank = before(s, __popc(bits), &all);
         }
         if (last)
             for (int &place : taken.places) place = row.position(s, place);

@@ -48,7 +48,7 @@ __device__ __forceinline__ int list_quads(Shared &s, const Held &held, uint32_t 
         if (held.any(step)) ask(2 * step), ask(2 * step + 1);
     if (lane() == 0) s.sums[warp()] = static_cast<uint32_t>(mine);
     uint32_t all;
-    int at = static_cast<int>(warps_before(s, all));
+    int at = static_cast<int>(warps_before(s, &all));
     const uint32_t me = 1u << lane();
     const auto add = [&](int c) {
         if (lanes[c] & me) {

@@ -14,9 +14,9 @@ namespace indexer {
 constexpr int BINS = 2048, MOST_WORDS = 4096, ROOM = 1024;
 constexpr int LISTED = 1024, FEW = 256; /* see listed.cuh */
 
-/* The bin in which the last of those wanted lies, how many lie before it and in it. */
+/* The bin in which the last of those wanted lies, how many lie before it and in it: none, where there are fewer. */
 struct alignas(16) Found {
-    int32_t bin, beyond, inside, all; /* all: of every bin */
+    int32_t bin, beyond, inside;
 };
 
 struct alignas(16) Shared {
@@ -43,17 +43,17 @@ struct Range {
 
 /* ---- counts ------------------------------------------------------------------------------------ */
 
-/* Of every warp's number in s.sums, the sum of those before this warp's. Begins with a barrier; another must lie
- * between two of these. */
-__device__ __forceinline__ uint32_t warps_before(Shared &s, uint32_t &total) {
+/* Of every warp's number in s.sums, the sum of those before this warp's; their total, where it is asked for.
+ * Begins with a barrier; another must lie between two of these. */
+__device__ __forceinline__ uint32_t warps_before(Shared &s, uint32_t *total) {
     __syncthreads();
     const uint32_t each = lane() < CHOOSER_WARPS ? s.sums[lane()] : 0u;
-    total = __reduce_add_sync(ALL, each);
+    if (total) *total = __reduce_add_sync(ALL, each);
     return __reduce_add_sync(ALL, lane() < warp() ? each : 0u);
 }
 
 /* Of every thread's number, the sum of those before it. As `warps_before`. */
-__device__ __forceinline__ uint32_t before(Shared &s, uint32_t mine, uint32_t &total) {
+__device__ __forceinline__ uint32_t before(Shared &s, uint32_t mine, uint32_t *total) {
     uint32_t upto = mine;
 #pragma unroll
     for (int by = 1; by < 32; by *= 2) {
@@ -64,28 +64,26 @@ __device__ __forceinline__ uint32_t before(Shared &s, uint32_t mine, uint32_t &t
     return warps_before(s, total) + upto - mine;
 }
 
-/* After a barrier behind what was counted: where the one that is `need`-th from bin 0 on lies; nothing where
- * there are fewer (all < need). Leaves nothing counted; ends with a barrier. */
+/* After a barrier behind what was counted: where the one that is `need`-th from bin 0 on lies. Leaves nothing
+ * counted; ends with a barrier. */
 __device__ __forceinline__ Found find(Shared &s, int need) {
     static_assert(BINS == 4 * CHOOSERS);
     uint4 *mine = reinterpret_cast<uint4 *>(s.counts) + thread();
     const uint4 n = *mine;
     const auto wanted = static_cast<uint32_t>(need);
-    uint32_t all;
-    const uint32_t none = before(s, n.x + n.y + n.z + n.w, all);
+    if (thread() == 0) s.found.inside = 0;
+    const uint32_t none = before(s, n.x + n.y + n.z + n.w, nullptr);
     *mine = uint4{0, 0, 0, 0};
     const uint32_t one = none + n.x, two = one + n.y, three = two + n.z;
     if (none < wanted && wanted <= three + n.w) {
-        Found here{4 * thread(), static_cast<int>(none), static_cast<int>(n.x), 0};
+        Found here{4 * thread(), static_cast<int>(none), static_cast<int>(n.x)};
         if (wanted > one) here.bin += 1, here.beyond = static_cast<int>(one), here.inside = static_cast<int>(n.y);
         if (wanted > two) here.bin += 1, here.beyond = static_cast<int>(two), here.inside = static_cast<int>(n.z);
         if (wanted > three) here.bin += 1, here.beyond = static_cast<int>(three), here.inside = static_cast<int>(n.w);
         s.found = here;
     }
     __syncthreads();
-    Found found = s.found;
-    found.all = static_cast<int>(all);
-    return found;
+    return s.found;
 }
 
 /* A bin for any distance, 1/64 of it wide at most: as fine as what lies there is near. */
@@ -114,7 +112,7 @@ __device__ __forceinline__ Range bounds(Shared &s, uint4 top, int count) {
     __syncthreads();
     const Found last = find(s, count);
     const uint32_t far = end_of(static_cast<uint32_t>(last.bin));
-    if (last.all >= count && far < range.hi - NONE) range.lo = range.hi - far;
+    if (last.inside && far < range.hi - NONE) range.lo = range.hi - far;
     return range;
 }
 
@@ -127,7 +125,7 @@ __device__ __forceinline__ int in_turn(Shared &s, const uint32_t *bits, int word
     uint32_t mine = 0, total;
 #pragma unroll 1
     for (int w = first; w < min(first + each, words); ++w) mine += __popc(bits[w]);
-    uint32_t rank = before(s, mine, total);
+    uint32_t rank = before(s, mine, &total);
 #pragma unroll 1
     for (int w = first; w < min(first + each, words); ++w)
         for (uint32_t left = bits[w]; left; left &= left - 1) work(static_cast<int>(rank++), 32 * w + __ffs(left) - 1);
@@ -176,7 +174,7 @@ __device__ __forceinline__ uint32_t choose_best(Shared &s, const From &from, int
         });
         __syncthreads();
         const Found last = find(s, count - beyond);
-        if (last.all < count - beyond) break; /* fewer than wanted: all */
+        if (!last.inside) break; /* fewer than wanted: all */
         hi -= static_cast<uint32_t>(last.bin) << shift;
         lo = hi - min(hi - lo, (1u << shift) - 1);
         beyond += last.beyond;
