@@ -40,7 +40,7 @@ KEPT = 24  # compiled states that stay in the cache
 #: launch tables' own test (tests/test_exl3_plan.py) bounds it.
 CTAS, SM_REGISTERS = 2, 65536
 #: Sparse attention keeps its sums and a part of the query in registers: one CTA of 256 threads.
-#: The indexer's choice is one of 512, its scores of several rows one of 384.
+#: The indexer's choice is one of 1024, its scores of several rows one of 384.
 ALONE = ("attend.cu", "many.cu", "choose.cu", "scores_rows.cu")
 #: Raised when what is kept of a kernel, or how it is read, changes.
 READS = 1

@@ -13,7 +13,7 @@ import pytest
 import torch
 from gpu import indexer_cases
 
-from spark_overlay.indexer.kernels import launch_cuda, library
+from spark_overlay.indexer.kernels import launch_cuda, library, select
 from spark_overlay.indexer.kernels.launch import Candidates, Rows, Selection
 from spark_overlay.indexer.kernels.sizes import Tuning
 
@@ -81,6 +81,62 @@ def test_equal_scores(emulate: Any) -> None:
     case = indexer_cases.make([(1, 16400)], exact=True)
     case.weights.zero_()
     assert torch.equal(choice(case), torch.arange(COUNT, dtype=torch.int32)[None])
+
+
+@pytest.mark.parametrize("kind", [select.POSITIONS.value, select.BLOCKS.value])
+@pytest.mark.parametrize("values", ["ties", "any", "few"])
+def test_values_kept_in_shared_memory(emulate: Any, kind: int, values: str) -> None:
+    """More than registers hold: read in each pass, where they may not be kept or not all, and
+    kept. Ties by the thousand, values below zero, and fewer than are wanted."""
+    width, fan = 132_997, 8
+    blocks = -(-width // fan)
+    draw = torch.Generator().manual_seed(kind)
+    scores = torch.randn((1, blocks * fan), generator=draw)
+    if values == "ties":
+        scores = (scores * 8).round() / 8 - 4
+    elif values == "few":
+        scores[torch.rand(scores.shape, generator=draw) < 0.997] = float("-inf")
+    scores[:, width:] = float("-inf")
+    tops = torch.full((1, blocks + 7), float("nan"))
+    tops[:, :blocks] = scores.view(blocks, fan).amax(-1)
+    of, count = scores[0, :width], COUNT
+    candidates = None
+    if kind == select.BLOCKS.value:
+        of, count = tops[0, :blocks].clone(), BLOCKS
+        of[-1] = float("inf")  # the newest is chosen
+        candidates = Candidates(torch.zeros((1, BLOCKS), dtype=torch.int32), fan, True)
+    best = of.sort(descending=True, stable=True).indices[:count]
+    best = best[of[best] > float("-inf")].sort().values
+    right = torch.nn.functional.pad(best, (0, count - len(best)), value=-1).int()[None]
+    assert (len(best) < count) == (values == "few")
+    step = indexer_cases.make([(1, 64)]).step
+    step = replace(step, lengths=torch.tensor([width], dtype=torch.int32), bound=width)
+    rows = Rows(step, 0, 1, width, scores, tops, scores, True, True)
+    enough = -(-blocks // 128) * 128
+    for room, kept in ((0, 0), (enough - 128, 0), (enough, enough)):
+        final = torch.full((1, count), 99, dtype=torch.int32)
+        emulate.keep(room)
+        try:
+            entries = width if kind == select.POSITIONS.value else blocks
+            launch_cuda.choose(rows, final, kind, entries, fan, 1, candidates)
+        finally:
+            emulate.keep(0)
+        assert torch.equal(final, right), room
+        assert emulate.kept() == kept
+
+
+def test_what_few_blocks_have_is_chosen(emulate: Any) -> None:
+    """A long row of which only the first positions are there: fewer blocks than positions are
+    wanted, so that no block's best bounds what is chosen."""
+    width, fan, there = 20_000, 16, 64
+    scores = torch.full((1, width), float("-inf"))
+    scores[0, :there] = torch.randn(there, generator=torch.Generator().manual_seed(1))
+    step = indexer_cases.make([(1, 64)]).step
+    step = replace(step, lengths=torch.tensor([width], dtype=torch.int32), bound=width)
+    rows = Rows(step, 0, 1, width, scores, scores.view(1, -1, fan).amax(-1), scores, True, True)
+    final = torch.full((1, COUNT), 99, dtype=torch.int32)
+    launch_cuda.choose(rows, final, select.POSITIONS.value, width, fan, 1, None)
+    assert final[0, :there].tolist() == list(range(there)) and (final[0, there:] == -1).all()
 
 
 NAN = 0x7FC00000

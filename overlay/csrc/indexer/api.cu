@@ -49,8 +49,7 @@ int check(const indexer_choose_args &a) {
     if (positions && a.fan != 8 && a.fan != 16) return refuse("the best of %d; 8 or 16", a.fan);
     const int room = positions ? INDEXER_MOST_ENTRIES * a.fan : a.kind == INDEXER_BLOCKS ? INDEXER_MOST_ENTRIES : INDEXER_DIRECT;
     if (a.entries > room) return refuse("%d values of a row; %d at most", a.entries, room);
-    if (a.size < 1 || (a.size & (a.size - 1)) || (!positions && a.size < 4))
-        return refuse("blocks of %d; a power of two, 4 at least", a.size);
+    if (!positions && a.size < 1) return refuse("blocks of %d", a.size);
     if (a.kind == INDEXER_CANDIDATES && !a.chosen) return refuse("no candidates");
     return CALL_OK;
 }

@@ -65,8 +65,7 @@ typedef struct {
     int64_t chosen_row;
     int32_t *final; /* [>= rows, final_row]: `count` places, ascending, -1 padded */
     int64_t final_row;
-    int32_t kind, count, fan, size, chosen_count; /* size: positions of a candidate block, 4 or a larger power of
-                                                     two; else 1 */
+    int32_t kind, count, fan, size, chosen_count;
     int32_t entries; /* of a row's values, at most */
     int32_t early;   /* 1: may start while the launch before it ends, where the chip can */
 } indexer_choose_args;
