@@ -11,7 +11,7 @@ import os
 import socket
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from http.server import ThreadingHTTPServer
 
@@ -194,7 +194,7 @@ class World:
         assert self.time < 100, "the watch does not end"
         self.time += 1
 
-    def run(self) -> str:
+    def run(self, ran: Sequence[str] = ()) -> str:
         return pair.watch(
             pair.ROLES,
             inspect=self.inspect,
@@ -202,6 +202,7 @@ class World:
             report=lambda status: self.reports.append((self.time, status.role)),
             sleep=self.sleep,
             clock=lambda: self.time,
+            ran=ran,
         )
 
 
@@ -229,6 +230,12 @@ def test_the_watch_tells_of_a_rank_that_was_removed_but_not_of_one_that_is_to_co
     assert pair.told(ABSENT, 0.0).endswith(
         "rank is gone: worker, is not there: not started, or removed since\n"
     )
+
+
+def test_the_watch_tells_of_a_rank_that_was_removed_before_its_first_look() -> None:
+    world = World({0: {"head": HEAD}}, stopped_at=9)
+    assert world.run(ran=pair.ROLES) == "the deployment was stopped or replaced"
+    assert world.reports == [(0, "worker")]
 
 
 def test_a_paused_rank_does_not_serve(stub: type[StubApi]) -> None:

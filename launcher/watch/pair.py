@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 
 from launcher import clock, detached, files
@@ -35,10 +35,12 @@ def watch(
     sleep: Callable[[float], None],
     poll: float = POLL,
     clock: Callable[[], float] = time.monotonic,
+    ran: Collection[str] = (),
 ) -> str:
     """Poll until there is nothing left to watch; why it ended.
 
-    ``inspect`` gives how a role's rank fares under this launch (``absent``: not started yet).
+    ``inspect`` gives how a role's rank fares under this launch (``absent``: not started yet, if its
+    role is not in ``ran``: those that ran before the first look).
     ``ours`` says whether the launch is still the recorded one and not being stopped; it is asked
     after each look, so that an end that was asked for is not reported as a death. A node that does
     not answer is reported once it has not for ``PATIENCE`` seconds, and again when it does.
@@ -46,7 +48,7 @@ def watch(
     dead: set[str] = set()
     silent: dict[str, float] = {}  # role -> since when its node does not answer
     told: set[str] = set()
-    seen: set[str] = set()  # roles whose rank has run
+    seen = set(ran)  # roles whose rank has run
     while True:
         found = together(inspect, [role for role in roles if role not in dead])
         if not ours():
@@ -125,6 +127,7 @@ def main(argv: list[str]) -> int:
         report=report,
         sleep=time.sleep,
         poll=FAR_POLL if far else POLL,
+        ran=ROLES,  # the launcher has started both before it starts this
     )
     record.event("watch", "ended", why=why)
     return 0

@@ -38,14 +38,25 @@ def pytest_configure(config: pytest.Config) -> None:
 @pytest.hookimpl(tryfirst=True)  # before -m chooses
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
-        if ENGINES.intersection(getattr(item, "fixturenames", ())):
+        if ENGINES & _fixtures(item) or _jobs(item):
             item.add_marker("engines")
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:
     """Which engines the chosen tests need: they start together with the first of them."""
-    fixtures = {name for item in session.items for name in getattr(item, "fixturenames", ())}
-    session.config.stash[_WANTED] = [name for name in JOBS if name in fixtures]
+    wanted = {name for item in session.items for name in _jobs(item)}
+    session.config.stash[_WANTED] = [name for name in JOBS if name in wanted]
+
+
+def _fixtures(item: pytest.Item) -> set[str]:
+    return set(getattr(item, "fixturenames", ()))
+
+
+def _jobs(item: pytest.Item) -> set[str]:
+    """The jobs whose answers a test reads, by fixture or by the name that is its parameter."""
+    callspec = getattr(item, "callspec", None)
+    named = callspec.params.values() if callspec else ()
+    return JOBS.keys() & {*_fixtures(item), *(value for value in named if isinstance(value, str))}
 
 
 @pytest.fixture(scope="session")
@@ -88,6 +99,8 @@ def engines(
     tmp_path_factory: pytest.TempPathFactory,
     request: pytest.FixtureRequest,
 ) -> Iterator[Engines]:
+    if request.config.option.markexpr == "not engines":
+        pytest.fail("this test needs an engine and is not marked so: see conftest.py, _jobs")
     running = Engines(JOBS, COMMON, checkpoint, tmp_path_factory.mktemp("engines"))
     running.start(request.config.stash[_WANTED])
     yield running

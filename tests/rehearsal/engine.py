@@ -122,9 +122,10 @@ class Engines:
         task, result, log = (self._scratch / f"{name}.{kind}" for kind in ("job", "json", "log"))
         task.write_text(json.dumps({"engine": engine, "steps": steps}))
         argv = [sys.executable, str(HERE / "engine_worker.py"), str(task), str(result)]
+        environ = environment(cache(self._scratch))
         with log.open("wb") as out:
             process = subprocess.Popen(
-                argv, stdout=out, stderr=subprocess.STDOUT, env=environment(), cwd=self._scratch
+                argv, stdout=out, stderr=subprocess.STDOUT, env=environ, cwd=self._scratch
             )
             self._processes.append(process)
             try:
@@ -139,10 +140,18 @@ class Engines:
         return answers
 
 
-def environment() -> dict[str, str]:
+def cache(scratch: Path, tree: str = "") -> Path:
+    """The rehearsal's: a new one costs each rank processes that look at the model's classes. What
+    one vLLM kept there another throws away, so that each ``tree`` has its own."""
+    named = os.environ.get("REHEARSAL_DIR")
+    return (Path(named).resolve() if named else scratch) / "cache" / tree
+
+
+def environment(kept: Path) -> dict[str, str]:
     """Ours, with this checkout's overlay and the probe importable in every process of a job."""
     paths = [str(HERE), str(ROOT / "overlay"), os.environ.get("PYTHONPATH", "")]
-    return {**os.environ, **ENVIRONMENT, "PYTHONPATH": os.pathsep.join(filter(None, paths))}
+    ours = {"PYTHONPATH": os.pathsep.join(filter(None, paths)), "VLLM_CACHE_ROOT": f"{kept}/vllm"}
+    return {**os.environ, **ENVIRONMENT, **ours}
 
 
 def tail(log: Path, lines: int = 40) -> str:

@@ -9,6 +9,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
+from engine import cache
 from settings_root import settings_of
 
 from launcher import health, ports
@@ -73,15 +74,9 @@ def _site(folder: Path, scratch: Path, path: str) -> Site:
         master_port=ports.free(HOST, avoid=(api_port,)),
         api_host=HOST,
         api_port=api_port,
-        cache_dir=str(_cache(scratch)),
+        cache_dir=str(cache(scratch, Path(path).name)),
         extra_env={"PYTHONPATH": path} if path else {},
     )
-
-
-def _cache(scratch: Path) -> Path:
-    """The rehearsal's: a new one costs each rank a process that looks at the model's class."""
-    named = os.environ.get("REHEARSAL_DIR")
-    return (Path(named).resolve() if named else scratch) / "cache"
 
 
 def _require_ranks(runtime: ProcessRuntime, deployment: Deployment) -> None:

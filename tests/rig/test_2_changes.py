@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import time
 
 import pytest
 from head_clone import HeadClone
@@ -104,9 +105,8 @@ def test_a_rank_that_is_removed_behind_our_back_is_told_by_the_watch(up: HeadClo
     told = up.logs / "watch.log"
     # A removal by force kills first: a look in between finds a rank that has died, not yet gone.
     ways = re.compile("rank (is gone: worker|died: worker, ended by SIGKILL)")
-    up.until(3)
-    for _ in range(60):
-        if told.exists() and ways.search(told.read_text()):
-            break
-        up.start("status")
+    assert up.until(3).status == 3
+    end = time.monotonic() + 60
+    while not ways.search(told.read_text()) and time.monotonic() < end:
+        time.sleep(0.2)
     assert ways.search(told.read_text())

@@ -16,6 +16,7 @@ two may stand in pages that nobody wrote. Its readers take 255 for an infinity.
 
 from __future__ import annotations
 
+import functools
 from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
@@ -80,6 +81,20 @@ def float32_to_ue8m0(exponents: Any) -> Any:
 
 def e4m3_values(codes: Tensor) -> Tensor:
     """torch uint8, any shape, any device -> float32, exact."""
+    if codes.device.type != "cpu":
+        return _e4m3_computed(codes)
+    # A CPU looks up faster than it computes, and the rehearsal mostly does this.
+    return _e4m3_table().index_select(0, codes.flatten().int()).view(codes.shape)
+
+
+@functools.cache
+def _e4m3_table() -> Tensor:
+    import torch
+
+    return _e4m3_computed(torch.arange(256, dtype=torch.uint8, device="cpu"))
+
+
+def _e4m3_computed(codes: Tensor) -> Tensor:
     import torch
 
     wide = codes.to(torch.int32)

@@ -7,6 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from spark_overlay.arithmetic import einsum
+from spark_overlay.attention.format import e4m3_values
 from spark_overlay.attention.reference import (
     AMAX_FLOOR,
     E4M3_MAX,
@@ -61,9 +62,7 @@ def read_keys(cache: Tensor, slots: Tensor) -> Tensor:
     block = cache.shape[1]
     where = slots // block, slots % block
     value, scale = (stored[where] for stored in fields(cache, block, STATE))
-    return value.contiguous().view(torch.float8_e4m3fn).float() * scale.contiguous().view(
-        torch.float32
-    )
+    return e4m3_values(value) * scale.contiguous().view(torch.float32)
 
 
 def quantise_queries(
