@@ -5,7 +5,7 @@
 set -uo pipefail
 cd -- "$(dirname -- "$0")/../.." || exit
 : "${OUT:?a folder for the results}"
-LIMIT=${LIMIT:-180} began=$SECONDS status=0
+LIMIT=${LIMIT:-180} status=0
 export PYTHONUNBUFFERED=1
 . tests/gpu/libraries.sh
 libraries mhc || exit

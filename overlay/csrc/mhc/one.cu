@@ -127,22 +127,22 @@ __device__ __forceinline__ float4 folded(float4 v, int by) {
 /* Of a group's live rows, the sum of all CTAs' shares, to s.totals. */
 template <int ROWS>
 __device__ __forceinline__ void add_up(Shared &s, const mhc_args &a, Adders my, int splits, int live) {
-    constexpr int BATCH = 10;
+    constexpr int AT_ONCE = 10;
     const int tid = static_cast<int>(threadIdx.x), quad = tid & 7;
     const auto *shares = reinterpret_cast<const float4 *>(a.shares);
     const bool mine = my.row < live && quad < QUADS;
     const unsigned step = static_cast<unsigned>(my.parts * (ROWS * COLUMNS / 4));
     float4 sum = {0.f, 0.f, 0.f, 0.f};
 #pragma unroll 1
-    for (int begin = my.part; begin < splits; begin += BATCH * my.parts) {
-        float4 v[BATCH]; /* all under way at once, and not by way of L1 */
+    for (int begin = my.part; begin < splits; begin += AT_ONCE * my.parts) {
+        float4 v[AT_ONCE]; /* all under way at once, and not by way of L1 */
 #pragma unroll
-        for (int i = 0; i < BATCH; ++i, my.first += step) {
+        for (int i = 0; i < AT_ONCE; ++i, my.first += step) {
             v[i] = make_float4(0.f, 0.f, 0.f, 0.f);
             if (mine && begin + i * my.parts < splits) v[i] = __ldcg(shares + my.first);
         }
 #pragma unroll
-        for (int i = 0; i < BATCH; ++i) sum = plus(sum, v[i]);
+        for (int i = 0; i < AT_ONCE; ++i) sum = plus(sum, v[i]);
     }
     /* A warp's parts of one row first. */
     if (my.by == 0) sum = folded(sum, 8);

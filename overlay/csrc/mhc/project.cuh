@@ -3,7 +3,7 @@
  * A warp takes 16 columns. Weights are A operands, rows B operands of m16n8k16: lane (g, t) = (lane / 4,
  * lane % 4) reads columns 4 t to 4 t + 3 of coefficients g, 8 + g and 16 + g and of row g, which are four k
  * of both, permuted alike. So weights come in sixteens of bytes, new streams are made where they are
- * multiplied, and nothing is moved between lanes. A float32 goes as two bf16, whose sum has 16 bits; of the
+ * multiplied, and no operand is moved between lanes. A float32 goes as two bf16, whose sum has 16 bits; of the
  * last eight coefficients both lie in one operand. */
 #pragma once
 

@@ -27,15 +27,16 @@ def run(work: Work, numbers: Numbers, geometry: Geometry | None = None) -> None:
     check(work)
     if work.tokens == 0:
         return
-    if geometry is None:
-        geometry = _geometry(work)
-    geometry.check(work.hidden)
-    if isinstance(geometry, plan.Slices):
-        launch_cuda.run(work, numbers, geometry)
-    elif isinstance(geometry, plan.OneLaunch):
-        _in_one(work, numbers, geometry)
+    asked = geometry or _geometry(work)
+    asked.check(work.hidden)
+    if isinstance(asked, plan.Slices):
+        if geometry:  # else it has been asked whether the library serves it
+            launch_cuda.require(work, asked)
+        launch_cuda.run(work, numbers, asked)
+    elif isinstance(asked, plan.OneLaunch):
+        _in_one(work, numbers, asked)
     else:
-        _in_two(work, numbers, geometry)
+        _in_two(work, numbers, asked)
 
 
 def _geometry(work: Work) -> Geometry:

@@ -18,14 +18,18 @@ def serves(work: Work, at: Slices) -> bool:
     return few and whole and aligned and work.hidden % at.columns == 0
 
 
-def run(work: Work, numbers: Numbers, at: Slices) -> None:
-    """Fill the outputs, as ``launch.run``. Raises PlanError for what the library does not serve."""
+def require(work: Work, at: Slices) -> None:
+    """Raise PlanError for what the library does not serve."""
     if not serves(work, at):
         raise PlanError(
             f"mHC's CUDA library at {at}: {work.tokens} rows of {work.hidden}, fn {work.fn.dtype} "
             f"over {work.sources} streams; needed: up to {library.MOST_TOKENS} rows, a multiple of "
             f"{at.columns} up to {library.MOST_HIDDEN}, float32 over {STREAMS}, all at 16 bytes"
         )
+
+
+def run(work: Work, numbers: Numbers, at: Slices) -> None:
+    """Fill the outputs, as ``launch.run``, of a call that the library serves."""
     groups = at.groups(work.tokens)
     device = work.residual.device
     shares = work.residual.new_empty(at.shares(work.tokens, work.hidden), dtype=torch.float32)
